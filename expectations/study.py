@@ -1,0 +1,365 @@
+"""The study file: what a researcher must declare before anything is measured.
+
+`load_study` reads `study.toml` and its subjects file, checks everything that can be checked without opening an image,
+and lists all problems at once; each names the file, the field, what was found and what to do.
+"""
+
+import csv
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Formatter
+from typing import Annotated, Literal, cast
+
+import fsspec
+from fsspec.core import split_protocol
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from expectations.protocol import Protocol, override_problems, protocol
+
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Three = tuple[int, int, int]
+Split = Literal["validation", "test"]
+
+
+class Declared(BaseModel):
+    """Base of everything that a study file declares: frozen, and no unknown field."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StudyTable(Declared):
+    """The `[study]` table."""
+
+    name: str
+    voxel_size_mm: tuple[Positive, Positive, Positive]
+    subjects: str
+    roots: tuple[str, ...] = ()
+    primary_training_set: str | None = None
+    sql: str | None = None
+
+
+class FilesTable(Declared):
+    """The `[files]` table: patterns with `{subject_id}` or any column of the subjects file."""
+
+    reference: str
+    brain: str | None = None
+    reference_labels: tuple[int, ...] | None = None
+    intensity: dict[Identifier, str] = Field(default_factory=dict[str, str])
+
+
+class TransformTable(Declared):
+    """The `[method.transform]` table: where each canonical axis lies in the stored array."""
+
+    source_axis: Three = (0, 1, 2)
+    start: tuple[int | Literal["centre"], int | Literal["centre"], int | Literal["centre"]] = (0, 0, 0)
+    extent: tuple[int | Literal["full"], int | Literal["full"], int | Literal["full"]] = ("full", "full", "full")
+    reversed: tuple[bool, bool, bool] = (False, False, False)
+    align: Literal["centre", "corner"] = "centre"
+    source_size: Three | None = None
+
+    @field_validator("source_axis")
+    @classmethod
+    def _is_permutation(cls, value: Three) -> Three:
+        if sorted(value) != [0, 1, 2]:
+            raise ValueError("must name each of the axes 0, 1 and 2 once")
+        return value
+
+    @field_validator("extent")
+    @classmethod
+    def _is_positive(cls, value: tuple[int | str, int | str, int | str]) -> tuple[int | str, int | str, int | str]:
+        if any(isinstance(extent, int) and extent < 1 for extent in value):
+            raise ValueError("must be at least one voxel, or 'full'")
+        return value
+
+
+class Quantiles(Declared):
+    """Scale by quantiles of in-brain scores, frozen on validation subjects."""
+
+    quantiles: tuple[float, float]
+
+    @model_validator(mode="after")
+    def _rises(self) -> "Quantiles":
+        low, high = self.quantiles
+        if not 0 <= low < high <= 1:
+            raise ValueError("quantiles must rise within [0, 1]")
+        return self
+
+
+ScoreScale = Literal["identity"] | Quantiles | tuple[float, float]
+
+
+class MethodTable(Declared):
+    """One `[[method]]`: where its maps and its own references lie and how they are stored."""
+
+    id: Identifier
+    map: str
+    own_reference: str | None = None
+    own_reference_labels: tuple[int, ...] | None = None
+    family: str | None = None
+    training_set: str | None = None
+    legacy_voxel_mm3: Positive | None = None
+    score_scale: ScoreScale = "identity"
+    nan_outside_brain: Literal["refuse", "zero"] = "refuse"
+    transform: TransformTable = TransformTable()
+    alternative_transform: TransformTable | None = None
+
+    @field_validator("score_scale")
+    @classmethod
+    def _rises(cls, value: ScoreScale) -> ScoreScale:
+        if isinstance(value, tuple) and not value[0] < value[1]:
+            raise ValueError("a fixed scale must rise: [low, high]")
+        return value
+
+
+class BaselineTable(Declared):
+    """One `[[baseline]]`: an intensity image, z-scored inside the brain, scored like a method."""
+
+    id: Identifier
+    intensity: str
+
+
+class StudyFile(Declared):
+    """The whole of `study.toml`."""
+
+    study: StudyTable
+    files: FilesTable
+    method: tuple[MethodTable, ...] = ()
+    baseline: tuple[BaselineTable, ...] = ()
+    protocol: dict[str, object] = Field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a study: where, what was found, and how to mend it."""
+
+    file: str
+    field: str
+    found: str
+    remedy: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}: {self.field}" if self.field else self.file
+        return f"{where}: {self.found}. {self.remedy}."
+
+
+class BadStudy(Exception):
+    """A study that cannot be measured; carries every problem found."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in problems))
+
+    def __reduce__(self) -> tuple[type["BadStudy"], tuple[tuple[Problem, ...]]]:
+        return BadStudy, (self.problems,)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A subject with every column of the subjects file."""
+
+    subject_id: str
+    split: Split
+    fields: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study whose declarations are consistent; its images have not been opened yet."""
+
+    path: Path
+    file: StudyFile
+    subjects: tuple[Subject, ...]
+    protocol: Protocol
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the study file; relative patterns start here."""
+        return self.path.parent
+
+    def locate(self, pattern: str, subject: Subject) -> str:
+        """The file or URL that a pattern names for a subject."""
+        return located(self.folder, pattern.format_map(subject.fields))
+
+
+def located(folder: Path, name: str) -> str:
+    """An absolute path, or the URL as it stands."""
+    return name if split_protocol(name)[0] else str(folder / name)
+
+
+def exists(url: str) -> bool:
+    """Whether a path or URL names a file."""
+    if split_protocol(url)[0] is None:
+        return Path(url).is_file()
+    filesystem, path = fsspec.url_to_fs(url)
+    return bool(filesystem.isfile(path))
+
+
+def load_study(path: Path) -> Study:
+    """Read a study file and its subjects.
+
+    Args:
+        path: The `study.toml`.
+
+    Returns:
+        The study, complete and consistent as far as can be said without opening an image.
+
+    Raises:
+        BadStudy: Anything is wrong; carries all problems.
+    """
+    file = _study_file(path)
+    problems = list(_study_problems(path, file))
+    subjects, subject_problems = _subjects(path, file)
+    problems += subject_problems
+    if not problems:
+        problems += _file_problems(path, file, subjects)
+    if problems:
+        raise BadStudy(problems)
+    return Study(path.resolve(), file, tuple(subjects), protocol(file.protocol))
+
+
+def _study_file(path: Path) -> StudyFile:
+    if not path.is_file():
+        raise BadStudy([Problem(str(path), "", "there is no such file", "Name the study.toml of your study")])
+    try:
+        return StudyFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadStudy([Problem(str(path), "", f"is not TOML: {error}", "Mend the line named")]) from error
+    except ValidationError as error:
+        raise BadStudy([_translated(path, dict(e)) for e in error.errors()]) from error
+
+
+def _translated(path: Path, error: Mapping[str, object]) -> Problem:
+    """A pydantic error in the study file's own terms."""
+    places = cast(tuple[int | str, ...], error["loc"])
+    field = "".join(f"[{place}]" if isinstance(place, int) else f".{place}" for place in places).lstrip(".")
+    if error["type"] == "missing":
+        return Problem(str(path), field, "is missing", "Add it; the README explains each field")
+    if error["type"] == "extra_forbidden":
+        return Problem(str(path), field, "is no field of a study file", "Remove it or mend its spelling")
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return Problem(str(path), field, f"found {error['input']!r}", message[0].upper() + message[1:])
+
+
+def _study_problems(path: Path, file: StudyFile) -> Iterator[Problem]:
+    """Problems between the declarations of one study file."""
+    where = str(path)
+    for name, what in override_problems(file.protocol):
+        yield Problem(where, f"protocol.{name}", what, "Mend it or leave it to the default")
+    if not file.method and not file.baseline:
+        yield Problem(where, "method", "declares no method and no baseline", "Add a [[method]] with id and map")
+    ids = [entry.id for entry in (*file.method, *file.baseline)]
+    for repeated in sorted({i for i in ids if ids.count(i) > 1}):
+        yield Problem(where, "id", f"{repeated!r} is declared twice", "Give every method and baseline its own id")
+    for number, baseline in enumerate(file.baseline):
+        if baseline.intensity not in file.files.intensity:
+            known = ", ".join(file.files.intensity) or "none"
+            found = f"{baseline.intensity!r} is no contrast of [files.intensity] (declared: {known})"
+            yield Problem(where, f"baseline[{number}].intensity", found, "Declare the contrast's pattern there")
+    if file.study.sql is not None and not (path.parent / file.study.sql).is_dir():
+        yield Problem(where, "study.sql", f"{file.study.sql!r} is no folder", "Name the folder of your own marts")
+
+
+def _subjects(path: Path, file: StudyFile) -> tuple[list[Subject], list[Problem]]:
+    """Read the subjects file as text, with every problem in it."""
+    source = path.parent / file.study.subjects
+    if not source.is_file():
+        return [], [Problem(str(path), "study.subjects", f"{file.study.subjects!r} is no file", "Name the CSV file")]
+    try:
+        with source.open(newline="", encoding="utf-8-sig") as handle:
+            rows = list(csv.DictReader(handle, restkey="", restval=""))
+    except (UnicodeDecodeError, csv.Error) as error:
+        return [], [Problem(str(source), "", f"cannot be read as CSV text: {error}", "Save it as UTF-8 CSV")]
+    missing = [name for name in ("subject_id", "split") if not rows or name not in rows[0]]
+    if missing:
+        found = f"has no column {' and no column '.join(missing)}" if rows else "lists no subject"
+        return [], [Problem(str(source), "", found, "Start it with the line subject_id,split and a row a subject")]
+    problems = list(_subject_problems(source, rows))
+    if problems:
+        return [], problems
+    return [Subject(r["subject_id"], "test" if r["split"] == "test" else "validation", r) for r in rows], []
+
+
+def _subject_problems(source: Path, rows: Sequence[Mapping[str, str]]) -> Iterator[Problem]:
+    seen: dict[str, int] = {}
+    for line, row in enumerate(rows, start=2):
+        subject, split = row["subject_id"], row["split"]
+        where = f"line {line}"
+        if "" in row:
+            yield Problem(str(source), where, "has more cells than the first line", "Quote cells that hold commas")
+        if not re.fullmatch(r"[^\s/\\](?:[^/\\\n]{0,126}[^\s/\\])?", subject) or subject in (".", ".."):
+            yield Problem(str(source), where, f"subject_id {subject!r}", "Use 1 to 128 characters without slashes")
+        elif subject in seen:
+            found = f"subject {subject!r} stands on line {seen[subject]} already"
+            yield Problem(str(source), where, found, "Keep one row a subject")
+        if split not in ("validation", "test"):
+            yield Problem(str(source), where, f"split {split!r}", "Write validation or test")
+        seen.setdefault(subject, line)
+
+
+def _patterns(file: StudyFile) -> Iterator[tuple[str, str]]:
+    """Every pattern as (field, pattern)."""
+    yield "files.reference", file.files.reference
+    if file.files.brain is not None:
+        yield "files.brain", file.files.brain
+    for contrast, pattern in file.files.intensity.items():
+        yield f"files.intensity.{contrast}", pattern
+    for number, method in enumerate(file.method):
+        yield f"method[{number}].map", method.map
+        if method.own_reference is not None:
+            yield f"method[{number}].own_reference", method.own_reference
+
+
+def _file_problems(path: Path, file: StudyFile, subjects: Sequence[Subject]) -> list[Problem]:
+    """Patterns that cannot be filled, leave the study, or name the same file twice; missing files are found later."""
+    problems: list[Problem] = []
+    for field, pattern in _patterns(file):
+        problem = _pattern_problem(pattern, subjects[0].fields)
+        problem = problem or _escape_problem(path.parent, file.study.roots, pattern, subjects)
+        if problem:
+            problems.append(Problem(str(path), field, problem[0], problem[1]))
+    return problems
+
+
+def _pattern_problem(pattern: str, fields: Mapping[str, str]) -> tuple[str, str] | None:
+    try:
+        names = [name for _, name, spec, _ in Formatter().parse(pattern) if name is not None or spec]
+    except ValueError as error:
+        return f"{pattern!r} is no pattern: {error}", "Write columns in single braces, as in {subject_id}"
+    unknown = [name for name in names if name not in fields]
+    if unknown:
+        known = ", ".join(f"{{{name}}}" for name in fields)
+        return f"{pattern!r} uses {{{unknown[0]}}}, no column of the subjects file", f"Use {known}"
+    if not any(name in fields for name in names):
+        return (
+            f"{pattern!r} holds no {{subject_id}}",
+            "A file is per subject: write {subject_id} where its name differs",
+        )
+    return None
+
+
+def _escape_problem(
+    folder: Path, roots: Sequence[str], pattern: str, subjects: Sequence[Subject]
+) -> tuple[str, str] | None:
+    seen: dict[str, str] = {}
+    for subject in subjects:
+        name = pattern.format_map(subject.fields)
+        if not _is_inside(folder, roots, name):
+            return f"{name!r} leaves the study", "Move the file, or declare its folder in study.roots"
+        if name in seen:
+            found = f"{pattern!r} names {name!r} for both {seen[name]!r} and {subject.subject_id!r}"
+            return found, "Add {subject_id} to the pattern"
+        seen[name] = subject.subject_id
+    return None
+
+
+def _is_inside(folder: Path, roots: Sequence[str], name: str) -> bool:
+    """Whether a name stays inside the study's folder or a declared root, links followed."""
+    if split_protocol(name)[0] is not None:
+        return ".." not in name.split("/") and any(name.startswith(root.rstrip("/") + "/") for root in roots)
+    target = (folder / name).resolve()
+    allowed = [folder, *(folder / root for root in roots if split_protocol(root)[0] is None)]
+    return any(target.is_relative_to(root.resolve()) for root in allowed)

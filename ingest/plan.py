@@ -1,0 +1,341 @@
+"""What must be measured: inputs of each subject and method, their fingerprints, and the parts that are missing.
+
+A study becomes entries (methods, then baselines) and subjects; every (entry, subject) is one task. What a part
+depends on is declared in `tables.toml`; its fingerprint is made of exactly those ingredients, so that a new method
+measures only itself and a new budget nothing but what uses budgets.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from expectations.store import Part, fingerprint, owner
+from expectations.study import MethodTable, Quantiles, Study, Subject, TransformTable, located
+from expectations.tables import LakeTable, lake_tables
+
+Role = Literal["map", "own_reference", "reference", "brain", "intensity"]
+Kind = Literal["method", "baseline"]
+
+# The version of what is measured as a whole; raise a table's own version in tables.toml where only that table changed.
+MEASURING_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Source:
+    """One input file: where it lies, how the study spells it, and what it is to the study."""
+
+    url: str
+    path: str
+    role: Role
+    subject_id: str
+    method_id: str | None = None
+    contrast: str | None = None
+    labels: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class SubjectInputs:
+    """The files of one subject that every method is compared with."""
+
+    subject_id: str
+    split: Literal["validation", "test"]
+    reference: Source
+    brain: Source | None
+    intensity: Mapping[str, Source]
+
+    @property
+    def support(self) -> Source | None:
+        """The file that the brain support is read from: the mask, else the first contrast, else none."""
+        return self.brain or next(iter(self.intensity.values()), None)
+
+    @property
+    def sources(self) -> list[Source]:
+        """All files of the subject."""
+        return [self.reference, *([self.brain] if self.brain else []), *self.intensity.values()]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A linear scale: `low` becomes 0 and `high` 1."""
+
+    kind: Literal["identity", "range", "quantiles"]
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method or a baseline: how its maps are stored and scaled."""
+
+    method_id: str
+    kind: Kind
+    position: int
+    map: str
+    own_reference: str | None
+    own_reference_labels: tuple[int, ...] | None
+    family: str | None
+    training_set: str | None
+    legacy_voxel_mm3: float | None
+    transform: TransformTable
+    fixed_scale: Scale | None
+    quantiles: tuple[float, float] | None
+    nan_outside_brain: Literal["refuse", "zero"]
+
+    @property
+    def declaration(self) -> dict[str, object]:
+        """What the `method` table says of this entry."""
+        return {
+            "kind": self.kind,
+            "position": self.position,
+            "family": self.family,
+            "training_set": self.training_set,
+            "legacy_voxel_mm3": self.legacy_voxel_mm3,
+            "transform": json.dumps(self.transform.model_dump(mode="json"), sort_keys=True),
+        }
+
+
+@dataclass(frozen=True)
+class MapInputs:
+    """The files of one entry for one subject."""
+
+    map: Source
+    own_reference: Source | None
+
+    @property
+    def sources(self) -> list[Source]:
+        """All files."""
+        return [self.map, *([self.own_reference] if self.own_reference else [])]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study laid out as entries, subjects and their files."""
+
+    voxel_size_mm: tuple[float, float, float]
+    entries: tuple[Entry, ...]
+    subjects: tuple[SubjectInputs, ...]
+    maps: Mapping[tuple[str, str], MapInputs]
+    parameters: Mapping[str, object]
+
+    @property
+    def sources(self) -> list[Source]:
+        """Every file of the study that is the study's or a method's own (a baseline's map is the subject's image)."""
+        own = [s for (m, _), inputs in self.maps.items() for s in inputs.sources if s.method_id == m]
+        return [source for subject in self.subjects for source in subject.sources] + own
+
+
+def plan_study(study: Study) -> Plan:
+    """Lay a study out; opens no file.
+
+    Args:
+        study: A study whose declarations are consistent.
+
+    Returns:
+        Entries in declared order (methods before baselines), subjects sorted by id, and the files of each pair.
+    """
+    file = study.file
+    methods = [_method_entry(position, method) for position, method in enumerate(file.method)]
+    baselines = [
+        _baseline_entry(position, baseline.id, baseline.intensity, study)
+        for position, baseline in enumerate(file.baseline, start=len(methods))
+    ]
+    ordered = sorted(study.subjects, key=lambda subject: subject.subject_id)
+    subjects = tuple(_subject_inputs(study, subject) for subject in ordered)
+    maps = {
+        (entry.method_id, subject.subject_id): _map_inputs(study, entry, subject, inputs)
+        for subject, inputs in zip(ordered, subjects, strict=True)
+        for entry in (*methods, *baselines)
+    }
+    parameters = study.protocol.parameters.model_dump(mode="json")
+    return Plan(file.study.voxel_size_mm, (*methods, *baselines), subjects, maps, parameters)
+
+
+def _method_entry(position: int, method: MethodTable) -> Entry:
+    scale = method.score_scale
+    quantiles = scale.quantiles if isinstance(scale, Quantiles) else None
+    fixed = Scale("identity", 0.0, 1.0) if scale == "identity" else None
+    if isinstance(scale, tuple):
+        fixed = Scale("range", scale[0], scale[1])
+    return Entry(
+        method_id=method.id,
+        kind="method",
+        position=position,
+        map=method.map,
+        own_reference=method.own_reference,
+        own_reference_labels=method.own_reference_labels,
+        family=method.family,
+        training_set=method.training_set,
+        legacy_voxel_mm3=method.legacy_voxel_mm3,
+        transform=method.transform,
+        fixed_scale=fixed,
+        quantiles=quantiles,
+        nan_outside_brain=method.nan_outside_brain,
+    )
+
+
+def _baseline_entry(position: int, baseline_id: str, contrast: str, study: Study) -> Entry:
+    return Entry(
+        method_id=baseline_id,
+        kind="baseline",
+        position=position,
+        map=contrast,
+        own_reference=None,
+        own_reference_labels=None,
+        family=None,
+        training_set=None,
+        legacy_voxel_mm3=None,
+        transform=TransformTable(),
+        fixed_scale=None,
+        quantiles=study.protocol.parameters.baseline_quantiles,
+        nan_outside_brain="zero",
+    )
+
+
+def _subject_inputs(study: Study, subject: Subject) -> SubjectInputs:
+    files = study.file.files
+
+    def source(pattern: str, role: Role, contrast: str | None = None) -> Source:
+        path = pattern.format_map(subject.fields)
+        labels = files.reference_labels if role == "reference" else None
+        return Source(located(study.folder, path), path, role, subject.subject_id, None, contrast, labels)
+
+    return SubjectInputs(
+        subject_id=subject.subject_id,
+        split=subject.split,
+        reference=source(files.reference, "reference"),
+        brain=source(files.brain, "brain") if files.brain else None,
+        intensity={c: source(pattern, "intensity", c) for c, pattern in files.intensity.items()},
+    )
+
+
+def _map_inputs(study: Study, entry: Entry, subject: Subject, inputs: SubjectInputs) -> MapInputs:
+    if entry.kind == "baseline":
+        return MapInputs(inputs.intensity[entry.map], None)
+
+    def source(pattern: str, role: Role, labels: tuple[int, ...] | None) -> Source:
+        path = pattern.format_map(subject.fields)
+        return Source(located(study.folder, path), path, role, subject.subject_id, entry.method_id, None, labels)
+
+    own = entry.own_reference
+    return MapInputs(
+        map=source(entry.map, "map", None),
+        own_reference=source(own, "own_reference", entry.own_reference_labels) if own else None,
+    )
+
+
+@dataclass(frozen=True)
+class Task:
+    """The tables to measure for one entry and one subject."""
+
+    entry: Entry
+    subject: SubjectInputs
+    inputs: MapInputs
+    scale: Scale | None
+    voxel_size_mm: tuple[float, float, float]
+    parts: tuple[Part, ...]
+
+    @property
+    def sources(self) -> list[Source]:
+        """Files that the task reads, the map first."""
+        return [*self.inputs.sources, self.subject.reference, *([s] if (s := self.subject.support) else [])]
+
+
+@dataclass(frozen=True)
+class SubjectTask:
+    """The `subject` table of one subject."""
+
+    subject: SubjectInputs
+    voxel_size_mm: tuple[float, float, float]
+    parts: tuple[Part, ...]
+
+    @property
+    def sources(self) -> list[Source]:
+        """Files that the task reads, the reference first."""
+        return [self.subject.reference, *([s] if (s := self.subject.support) else [])]
+
+
+@dataclass(frozen=True)
+class FileTask:
+    """The `source_file` rows of a subject's own files, or of one entry's files for a subject."""
+
+    sources: tuple[Source, ...]
+    digests: Mapping[str, tuple[str, int]]
+    entry: Entry | None
+    reference: Source
+    voxel_size_mm: tuple[float, float, float]
+    parts: tuple[Part, ...]
+
+
+class Fingerprints:
+    """Fingerprints of all parts of a plan, from the SHA-256 of its files."""
+
+    def __init__(self, plan: Plan, digests: Mapping[str, tuple[str, int]]) -> None:
+        self.plan = plan
+        self.digests = digests
+
+    def _file(self, source: Source | None) -> object:
+        return None if source is None else [self.digests[source.url][0], source.labels]
+
+    def _part(self, table: LakeTable, name: str, ingredients: Mapping[str, object]) -> Part:
+        used = {need: ingredients[need] for need in table.depends}
+        stamp = fingerprint({"table": table.name, "version": [MEASURING_VERSION, table.version], "owner": name, **used})
+        return Part(table.name, name, stamp)
+
+    def _subject_ingredients(self, subject: SubjectInputs) -> dict[str, object]:
+        return {
+            **self.plan.parameters,
+            "split": subject.split,
+            "reference": self._file(subject.reference),
+            "support": ["mask" if subject.brain else "image", self._file(subject.support)],
+            "voxel_size_mm": self.plan.voxel_size_mm,
+        }
+
+    def subject_part(self, subject: SubjectInputs) -> Part:
+        """The `subject` part of one subject."""
+        table = lake_tables()["subject"]
+        return self._part(table, owner(None, subject.subject_id), self._subject_ingredients(subject))
+
+    def file_part(self, entry: Entry | None, subject_id: str, sources: Sequence[Source]) -> Part:
+        """The `source_file` part of some files."""
+        files = [[s.path, s.role, *self.digests[s.url]] for s in sources]
+        transform = None if entry is None else entry.transform.model_dump(mode="json")
+        ingredients = {"files": files, "voxel_size_mm": self.plan.voxel_size_mm, "transform": transform}
+        name = owner(entry.method_id if entry else None, subject_id)
+        return self._part(lake_tables()["source_file"], name, ingredients)
+
+    def method_part(self, entry: Entry) -> Part:
+        """The `method` part of one entry."""
+        return self._part(lake_tables()["method"], owner(entry.method_id, None), {"method": entry.declaration})
+
+    def scale_part(self, entry: Entry, scale: Scale) -> Part:
+        """The `score_scale` part of one entry."""
+        return self._part(lake_tables()["score_scale"], owner(entry.method_id, None), {"scale": asdict(scale)})
+
+    def measurement_parts(self, entry: Entry, subject: SubjectInputs, scale: Scale) -> list[Part]:
+        """All measurement parts of one entry and subject, but for quantiles."""
+        inputs = self.plan.maps[entry.method_id, subject.subject_id]
+        has_own = inputs.own_reference is not None
+        return [
+            self._measurement(table, entry, subject, asdict(scale))
+            for table in lake_tables().values()
+            if table.part == "measurement"
+            and table.name != "score_quantile"
+            and (has_own or "own_reference" not in table.depends)
+        ]
+
+    def quantile_part(self, entry: Entry, subject: SubjectInputs) -> Part:
+        """The `score_quantile` part of one entry and subject."""
+        return self._measurement(lake_tables()["score_quantile"], entry, subject, None)
+
+    def _measurement(self, table: LakeTable, entry: Entry, subject: SubjectInputs, scale: object) -> Part:
+        inputs = self.plan.maps[entry.method_id, subject.subject_id]
+        ingredients = self._subject_ingredients(subject) | {
+            "map": [entry.kind, self._file(inputs.map), entry.nan_outside_brain],
+            "own_reference": self._file(inputs.own_reference),
+            "transform": entry.transform.model_dump(mode="json"),
+            "scale": scale,
+            "quantiles": entry.quantiles,
+            "legacy_voxel_mm3": entry.legacy_voxel_mm3,
+        }
+        return self._part(table, owner(entry.method_id, subject.subject_id), ingredients)

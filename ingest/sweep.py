@@ -1,0 +1,1251 @@
+"""Every threshold, post-processing and lesion of one anomaly map in one pass.
+
+Voxels are visited in descending score. A union-find keeps the connected components of what is predicted so far, so each
+of the 201 levels is read off in passing instead of labelling the volume 201 times (component trees: Salembier et al.
+1998, doi:10.1109/83.663500; flooding by union-find: Najman and Couprie 2006, doi:10.1109/TIP.2006.877518).
+
+Levels and buckets. Level k predicts `A > float32(k / 200)`, and hysteresis at level k asks for a voxel with
+`A > float32((k + 200) / 400)`. Both are points of the grid `float32(i / 400)`, at i = 2 k and i = k + 200. The bucket
+of a score is the number of grid points below it: level k predicts the buckets above 2 k, and a component is kept by
+hysteresis when it holds a bucket above k + 200.
+
+Why running totals are enough. As k falls, components only grow or merge, and the bucket that hysteresis asks for falls
+too. So a component that is kept stays part of a kept component, and a kept component of enough voxels keeps enough: the
+kept sets only grow, and change only where a component grows, merges or qualifies. The first voxel of a component to be
+visited has its highest bucket, and no predicted neighbour then: it is a birth. So a component qualifies when its
+highest birth does; births are listed in visiting order, and each is looked at once.
+
+Lesions. A fragment is the part of one lesion inside one component. Fragments are listed per lesion and brought up to
+date at each level (their roots looked up, those of one component joined). A component that touches one lesion concerns
+that lesion only, which keeps its best. Components that touch several (bridges) are assigned exactly where they share no
+lesion, else by shortest augmenting paths in floating point with a proof that no other matching comes within 1e-9 of the
+total. The rare groups without that proof, ties among them, are settled afterwards in integers
+(`ingest.lesions.match_exactly`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingest.compiled import compiled
+from ingest.lesions import Connectivity, Edge, LabelledReference, match_exactly, neighbour_offsets, smallest_count
+
+LEVELS = 201
+BUCKETS = 401
+POSTPROCESSES = ("plain", "hysteresis", "hysteresis_pruned")
+LESION_FLOORS = ("floor", "all")
+HIT_CRITERIA = ("iou_10", "iou_25", "iou_50", "any_overlap")
+LARGEST_VOLUME = 2**30
+"""Padded voxels. Up to it, `2 * voxels + 1` fits int32, and sums of products of two voxel counts fit int64."""
+
+TIE = 1e-9
+"""Totals of IoU closer than this are compared in integers. Floating point errs by some 1e-16 per matched lesion."""
+
+GRID = (np.arange(BUCKETS) / 400).astype(np.float32)
+
+Counts = NDArray[np.int64]
+Indices = NDArray[np.int32]
+Reals = NDArray[np.float64]
+
+
+class Workspace:
+    """Buffers that a worker reuses from map to map: fresh memory would cost as much as the pass itself."""
+
+    def __init__(self) -> None:
+        """Start empty; buffers grow to the largest map seen."""
+        self.serial = 0
+        self._parents = np.zeros(0, np.int32)
+        self._voxels = np.empty(0, np.int32)
+        self._found = np.empty(0, np.int32)
+        self._buckets = np.empty(0, np.int16)
+
+    def take_parents(self, size: int) -> Indices:
+        """Lend the union-find parents, all zero; `return_parents` takes them back, zero again."""
+        lent, self._parents = self._parents, np.zeros(0, np.int32)
+        return lent if lent.size >= size else np.zeros(size, np.int32)
+
+    def return_parents(self, parents: Indices) -> None:
+        """Take back parents that are zero again. After an error they are not returned, and made anew."""
+        self._parents = parents
+
+    def visiting(self, voxels: int) -> tuple[Indices, Indices, NDArray[np.int16]]:
+        """Lend buffers for so many voxels: visiting order, voxels as found, and their buckets."""
+        if self._voxels.size < voxels:
+            self._voxels = np.empty(voxels, np.int32)
+            self._found = np.empty(voxels, np.int32)
+            self._buckets = np.empty(voxels, np.int16)
+        return self._voxels, self._found, self._buckets
+
+
+@dataclass(frozen=True)
+class VisitingOrder:
+    """The positive voxels of a map in a support, in descending score: all that both connectivities share.
+
+    It lives in buffers of its workspace, so it is good until the next order from the same workspace.
+
+    Attributes:
+        scores: The map.
+        voxels: Voxel numbers in the padded volume, by descending bucket.
+        bounds: Element b is the number of voxels above bucket b, shape (401,).
+        strides: Step of a voxel number along each axis of the map.
+        padded_voxels: Voxels of the padded volume.
+        workspace: Where the buffers come from.
+        serial: Which order of its workspace this is.
+    """
+
+    scores: NDArray[np.float32]
+    voxels: Indices
+    bounds: Counts
+    strides: Counts
+    padded_voxels: int
+    workspace: Workspace
+    serial: int
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Counts at the 201 levels. Axes are named in brackets; P is `POSTPROCESSES`, F is `LESION_FLOORS`.
+
+    Attributes:
+        predicted: Predicted voxels [voxel volume, P, level].
+        true_positive: Of these, voxels of the reference [reference, voxel volume, P, level].
+        hits: Lesions hit [reference, voxel volume, P, F, `HIT_CRITERIA`, level].
+        lesion_count: Lesions [reference, voxel volume, F].
+        lesion_ids: Lesions of the first reference above the floor under the first voxel volume [lesion].
+        matched_iou: IoU of the component matched with each of these, 0 where there is none [lesion, P, level].
+        overlap_voxels: Predicted voxels in each of these, matched or not [lesion, P, level].
+        max_score: Highest score in each of these [lesion].
+    """
+
+    predicted: Counts
+    true_positive: Counts
+    hits: Counts
+    lesion_count: Counts
+    lesion_ids: Counts
+    matched_iou: Reals
+    overlap_voxels: Counts
+    max_score: NDArray[np.float32]
+
+
+def order_voxels(
+    scores: NDArray[np.float32], support: NDArray[np.bool_], workspace: Workspace | None = None
+) -> VisitingOrder:
+    """List the positive voxels of a map inside a support in descending score.
+
+    Args:
+        scores: Clipped map, 3-D, values in [0, 1] inside the support. C or Fortran order is read in place.
+        support: Mask of the same shape, fastest in the same memory order.
+        workspace: Buffers to reuse; new ones by default.
+
+    Returns:
+        The order, to be handed to `sweep` once per connectivity. An empty support gives an empty order.
+
+    Raises:
+        ValueError: The shapes differ, a score in the support is outside [0, 1] or not a number, or the volume is beyond
+            2**30 voxels.
+    """
+    if scores.ndim != 3 or scores.shape != support.shape:
+        raise ValueError(f"scores {scores.shape} and support {support.shape} must be 3-D and of one shape")
+    workspace = Workspace() if workspace is None else workspace
+    reverse = scores.flags.f_contiguous and not scores.flags.c_contiguous
+    along = np.ascontiguousarray(scores.T if reverse else scores)
+    inside = np.ascontiguousarray(support.T if reverse else support)
+    planes, rows, columns = along.shape
+    strides = np.array([(rows + 1) * (columns + 1), columns + 1, 1], np.int64)
+    padded_voxels = (planes + 2) * int(strides[0]) + int(strides[1]) + 1
+    if padded_voxels > LARGEST_VOLUME:
+        raise ValueError(f"a volume of shape {scores.shape} is beyond 2**30 voxels")
+    voxels, found, buckets = workspace.visiting(int(np.count_nonzero(inside)))
+    bounds = np.zeros(BUCKETS, np.int64)
+    count = _find_positive(along, inside, GRID, strides, found, buckets, bounds)
+    if count < 0:
+        outside = scores[support]
+        raise ValueError(f"scores in the support must lie in [0, 1]: found {outside.min()} to {outside.max()}")
+    _sort_by_bucket(found[:count], buckets, bounds, voxels)
+    workspace.serial += 1
+    strides = strides[::-1].copy() if reverse else strides
+    return VisitingOrder(scores, voxels[:count], bounds, strides, padded_voxels, workspace, workspace.serial)
+
+
+class Forest(NamedTuple):
+    """Components of the predicted voxels.
+
+    `parents` holds, per voxel of the padded volume: 0 not predicted, > 0 the parent, < 0 a root: minus its code. The
+    code of a component is `2 * voxels + kept`, with kept 1 where hysteresis keeps it.
+    """
+
+    parents: Indices
+    steps: Counts
+    """Steps to the neighbours of a voxel."""
+    minimums: Counts
+    """Smallest voxel counts of the kept sets, ascending; the first is 0: hysteresis without pruning."""
+    totals: Counts
+    """Voxels of each kept set."""
+    births: Indices
+    """First voxels of components, in visiting order."""
+    birth_bounds: Counts
+    """Element b is the number of births at bucket b or above."""
+
+
+class Visits(NamedTuple):
+    """Reference voxels in the order in which they are predicted."""
+
+    voxels: Indices
+    lesions: Indices
+    bounds: Counts
+    """[reference, level]: end of the visits at that level or above; [reference, 201] is the start of the reference."""
+
+
+class Lesions(NamedTuple):
+    """State of each lesion, all references in one list. Columns are the filters of components: all, then kept sets."""
+
+    first: Counts
+    """First lesion of each reference, and the number of all."""
+    sizes: Counts
+    floors: Counts
+    """Smallest voxel counts of the sets of lesions, ascending; the first is 0: no floor."""
+    rows: Counts
+    """Row of the lesion in the outputs that follow lesions, or -1."""
+    overlap: Counts
+    """Predicted voxels."""
+    shared: Counts
+    """Overlap of the component matched so far; 0 for none."""
+    union: Counts
+    """Union with that component; 1 for none."""
+    contact_bounds: Counts
+    """First contact of each lesion, and one past its last."""
+    degree: Counts
+    """Bridges that would be better than what the lesion has."""
+    leaf: Reals
+    """IoU without any bridge."""
+    dual: Reals
+    match: Counts
+    """Contact with the bridge assigned, or -1."""
+    mark: Counts
+    """0 not in a group yet, 1 in a group, 2 in a group with no other way to be matched as well."""
+    queue: Counts
+
+
+class Fragments(NamedTuple):
+    """Parts of lesions inside one component; those of one lesion stand together, with room for each of its voxels."""
+
+    first: Counts
+    held: Counts
+    """Fragments of each lesion."""
+    anchor: Indices
+    """A voxel of the component; its root after each update."""
+    overlap: Indices
+    component: Indices
+    code: Indices
+    """Code of the component at the last update."""
+
+
+class Components(NamedTuple):
+    """The components that touch a lesion of one reference at one level."""
+
+    table: Indices
+    """Hash table: component number + 1 by root, open addressing."""
+    root: Indices
+    code: Indices
+    rank: Indices
+    """Number of the last filter passed: 0 predicted, 1 kept by hysteresis, 2... above the pruning sizes."""
+    lesion: Indices
+    """Last lesion seen touching it."""
+    fragment: Indices
+    degree: Indices
+    """Lesions above the floor touched."""
+    head: Indices
+    """First contact of the component, or -1."""
+    owner: Indices
+    """Contact with the lesion assigned, or -1."""
+    came: Indices
+    """Contact through which the current search reached it."""
+    done: Indices
+    touched: Indices
+    """Components reached by the current search."""
+    reach: Reals
+    dual: Reals
+
+
+class Contacts(NamedTuple):
+    """Pairs of a lesion and a bridge (a component that touches several lesions)."""
+
+    lesion: Indices
+    component: Indices
+    overlap: Indices
+    union: Indices
+    weight: Reals
+    following: Indices
+    """Next contact of the same bridge, or -1."""
+    active: Indices
+
+
+class Output(NamedTuple):
+    """What the pass writes; `source` is the level whose counts hold at a level, where nothing about lesions changed."""
+
+    predicted: Counts
+    true_positive: Counts
+    hits: Counts
+    source: Counts
+    matched_iou: Reals
+    overlap_voxels: Counts
+
+
+def sweep(
+    order: VisitingOrder,
+    references: Sequence[LabelledReference],
+    connectivity: Connectivity,
+    voxel_volumes_mm3: Sequence[float],
+    minimum_component_mm3: float,
+    lesion_floor_mm3: float,
+) -> Sweep:
+    """Read off every level of a map: predicted and true-positive voxels, lesions hit, and the matches of each lesion.
+
+    Args:
+        order: The voxels of the map in its support, from `order_voxels`.
+        references: Lesions of each reference in the same support, under the same connectivity; the first one is the
+            reference whose lesions are followed one by one. May be empty.
+        connectivity: 6 or 26, of components and lesions.
+        voxel_volumes_mm3: The voxel volumes under which floors and pruning are read, the true one first.
+        minimum_component_mm3: Smallest component that `hysteresis_pruned` keeps.
+        lesion_floor_mm3: Smallest lesion above the floor.
+
+    Returns:
+        The counts, 0 wherever nothing is predicted, so also for an empty support, an empty reference, and at level 200.
+
+    Raises:
+        ValueError: The order is stale, there is no voxel volume, or a reference has another shape or connectivity.
+    """
+    _check_inputs(order, references, connectivity, voxel_volumes_mm3)
+    pruned = [smallest_count(minimum_component_mm3, volume) for volume in voxel_volumes_mm3]
+    floor = [smallest_count(lesion_floor_mm3, volume) for volume in voxel_volumes_mm3]
+    minimums, floors = (np.unique(np.array([0, *counts], np.int64)) for counts in (pruned, floor))
+    lesions = _lesions(references, floors, floor[0], filters=minimums.size + 1)
+    output = _output(lesions, filters=minimums.size + 1)
+    deferred = _run(order, references, connectivity, minimums, lesions, int(np.searchsorted(floors, floor[0])), output)
+    _settle(deferred, int(np.searchsorted(floors, floor[0])), lesions, output)
+    kept = [np.array([0, 1, 1 + int(np.searchsorted(minimums, count))]) for count in pruned]
+    sets = [np.array([np.searchsorted(floors, count), 0]) for count in floor]
+    return _assemble(order, references, lesions, output, kept, sets)
+
+
+def _check_inputs(
+    order: VisitingOrder,
+    references: Sequence[LabelledReference],
+    connectivity: Connectivity,
+    voxel_volumes_mm3: Sequence[float],
+) -> None:
+    """Refuse what would silently give wrong counts."""
+    if order.serial != order.workspace.serial:
+        raise ValueError("the visiting order is stale: its workspace has been used for another map since")
+    if not voxel_volumes_mm3:
+        raise ValueError("at least one voxel volume is needed, the true one first")
+    for reference in references:
+        if reference.shape != order.scores.shape or reference.connectivity != connectivity:
+            raise ValueError(
+                f"a reference of shape {reference.shape} and connectivity {reference.connectivity} does not fit "
+                f"a map of shape {order.scores.shape} and connectivity {connectivity}"
+            )
+
+
+def _lesions(references: Sequence[LabelledReference], floors: Counts, floor: int, filters: int) -> Lesions:
+    """Lesions of all references in one list; the first reference's lesions above the true floor get output rows."""
+    first = np.cumsum([0, *(reference.sizes.size for reference in references)], dtype=np.int64)
+    sizes = np.concatenate([np.zeros(0, np.int64), *(reference.sizes for reference in references)])
+    count = sizes.size
+    rows = np.full(count, -1, np.int64)
+    if references:
+        followed = np.flatnonzero(references[0].sizes >= floor)
+        rows[followed] = np.arange(followed.size)
+    blank = [np.zeros(count, np.int64) for _ in range(4)]
+    return Lesions(
+        first=first,
+        sizes=sizes,
+        floors=floors,
+        rows=rows,
+        overlap=np.zeros((count, filters), np.int64),
+        shared=np.zeros((count, filters), np.int64),
+        union=np.ones((count, filters), np.int64),
+        contact_bounds=np.zeros((count, 2), np.int64),
+        degree=blank[0],
+        leaf=np.zeros(count),
+        dual=np.zeros(count),
+        match=blank[1],
+        mark=blank[2],
+        queue=blank[3],
+    )
+
+
+def _output(lesions: Lesions, filters: int) -> Output:
+    """Outputs of the pass, all 0; a level is its own source until it is found unchanged."""
+    references, floors, followed = lesions.first.size - 1, lesions.floors.size, int(np.count_nonzero(lesions.rows >= 0))
+    return Output(
+        predicted=np.zeros((filters, LEVELS), np.int64),
+        true_positive=np.zeros((references, filters, LEVELS), np.int64),
+        hits=np.zeros((references, filters, floors, len(HIT_CRITERIA), LEVELS), np.int64),
+        source=np.tile(np.arange(LEVELS), (references, 1)),
+        matched_iou=np.zeros((LEVELS, filters, followed)),
+        overlap_voxels=np.zeros((LEVELS, filters, followed), np.int64),
+    )
+
+
+def _run(
+    order: VisitingOrder,
+    references: Sequence[LabelledReference],
+    connectivity: Connectivity,
+    minimums: Counts,
+    lesions: Lesions,
+    followed_floor: int,
+    output: Output,
+) -> Counts:
+    """Run the compiled pass in the buffers of the workspace; the groups left to exact matching."""
+    workspace = order.workspace
+    parents = workspace.take_parents(order.padded_voxels)
+    _, births, _ = workspace.visiting(order.voxels.size)
+    forest = Forest(
+        parents=parents,
+        steps=neighbour_offsets(connectivity) @ order.strides,
+        minimums=minimums,
+        totals=np.zeros(minimums.size, np.int64),
+        births=births,
+        birth_bounds=np.zeros(BUCKETS + 1, np.int64),
+    )
+    visits = _visits(order, references, lesions)
+    most = max((reference.lesion_ids.size for reference in references), default=0)
+    deferred = _sweep_levels(
+        order.voxels,
+        order.bounds,
+        forest,
+        visits,
+        lesions,
+        _fragments(lesions.sizes),
+        _components(most),
+        _contacts(most),
+        followed_floor,
+        output,
+    )
+    workspace.return_parents(parents)
+    return deferred
+
+
+def _visits(order: VisitingOrder, references: Sequence[LabelledReference], lesions: Lesions) -> Visits:
+    """Reference voxels that are predicted at some level, each reference's by descending level."""
+    bounds = np.zeros((len(references), LEVELS + 1), np.int64)
+    voxels, owners = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
+    start = 0
+    for index, reference in enumerate(references):
+        scores = order.scores[tuple(reference.voxels.T)]
+        levels = (np.searchsorted(GRID, scores).astype(np.int16) - 1) // 2
+        sequence = np.argsort(-levels, kind="stable")[: np.count_nonzero(levels >= 0)]
+        numbers = (reference.voxels[sequence] + np.int32(1)) @ order.strides
+        voxels.append(numbers.astype(np.int32))
+        owners.append((reference.lesion_ids[sequence] - 1 + lesions.first[index]).astype(np.int32))
+        per_level = np.bincount(levels[sequence], minlength=LEVELS)
+        bounds[index, :LEVELS] = start + np.cumsum(per_level[::-1])[::-1]
+        bounds[index, LEVELS] = start
+        start += sequence.size
+    return Visits(np.concatenate(voxels), np.concatenate(owners), bounds)
+
+
+def _fragments(sizes: Counts) -> Fragments:
+    """No fragments yet, and room for as many as the lesions have voxels."""
+    first = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    blank = [np.empty(int(first[-1]), np.int32) for _ in range(4)]
+    return Fragments(first, np.zeros(sizes.size, np.int64), blank[0], blank[1], blank[2], blank[3])
+
+
+def _components(most: int) -> Components:
+    """Room for the components that touch a reference of so many voxels; pages not written cost nothing."""
+    size = 1
+    while size < 2 * most:
+        size *= 2
+    blank = [np.empty(most, np.int32) for _ in range(11)]
+    return Components(
+        table=np.empty(size, np.int32),
+        root=blank[0],
+        code=blank[1],
+        rank=blank[2],
+        lesion=blank[3],
+        fragment=blank[4],
+        degree=blank[5],
+        head=blank[6],
+        owner=blank[7],
+        came=blank[8],
+        done=blank[9],
+        touched=blank[10],
+        reach=np.empty(most),
+        dual=np.empty(most),
+    )
+
+
+def _contacts(most: int) -> Contacts:
+    """Room for the contacts of a reference of so many voxels."""
+    blank = [np.empty(most, np.int32) for _ in range(6)]
+    return Contacts(blank[0], blank[1], blank[2], blank[3], np.empty(most), blank[4], blank[5])
+
+
+def _settle(deferred: Counts, followed_floor: int, lesions: Lesions, output: Output) -> None:
+    """Match the deferred groups exactly, and add their lesions to the counts.
+
+    A group is stored as reference, filter, floor, level, number of edges, and the edges.
+    """
+    position = 1
+    known: dict[bytes, dict[int, tuple[int, int]]] = {}
+    while position < deferred[0]:
+        reference, kept, floor, level, count = (int(value) for value in deferred[position : position + 5])
+        rows = deferred[position + 5 : position + 5 + 4 * count]
+        position += 5 + 4 * count
+        key = rows.tobytes()
+        if key not in known:
+            edges: list[Edge] = [(int(a), int(b), int(c), int(d)) for a, b, c, d in rows.reshape(-1, 4)]
+            known[key] = match_exactly(edges)
+        for lesion, (shared, union) in known[key].items():
+            for criterion, factor in enumerate((10, 4, 2)):
+                output.hits[reference, kept, floor, criterion, level] += shared * factor >= union
+            if floor == followed_floor and lesions.rows[lesion] >= 0:
+                output.matched_iou[level, kept, lesions.rows[lesion]] = shared / union
+
+
+def _assemble(
+    order: VisitingOrder,
+    references: Sequence[LabelledReference],
+    lesions: Lesions,
+    output: Output,
+    kept: Sequence[NDArray[np.int64]],
+    sets: Sequence[NDArray[np.int64]],
+) -> Sweep:
+    """Fill the unchanged levels from their sources, and lay the counts out by voxel volume."""
+    shape = (len(references), len(kept), len(POSTPROCESSES))
+    true_positive = np.zeros((*shape, LEVELS), np.int64)
+    hits = np.zeros((*shape, len(LESION_FLOORS), len(HIT_CRITERIA), LEVELS), np.int64)
+    lesion_count = np.zeros((len(references), len(kept), len(LESION_FLOORS)), np.int64)
+    for index, reference in enumerate(references):
+        source = output.source[index]
+        for volume, (filters, floors) in enumerate(zip(kept, sets, strict=True)):
+            true_positive[index, volume] = output.true_positive[index][filters][:, source]
+            hits[index, volume] = output.hits[index][np.ix_(filters, floors)][..., source]
+            lesion_count[index, volume] = [np.count_nonzero(reference.sizes >= lesions.floors[f]) for f in floors]
+    source = output.source[0] if references else np.arange(LEVELS)
+    followed = np.flatnonzero(lesions.rows >= 0)
+    return Sweep(
+        predicted=np.stack([output.predicted[filters] for filters in kept]),
+        true_positive=true_positive,
+        hits=hits,
+        lesion_count=lesion_count,
+        lesion_ids=followed + 1,
+        matched_iou=output.matched_iou[source][:, kept[0]].transpose(2, 1, 0),
+        overlap_voxels=output.overlap_voxels[source][:, kept[0]].transpose(2, 1, 0),
+        max_score=_peaks(order, references)[followed],
+    )
+
+
+def _peaks(order: VisitingOrder, references: Sequence[LabelledReference]) -> NDArray[np.float32]:
+    """Highest score in each lesion of the first reference."""
+    if not references:
+        return np.zeros(0, np.float32)
+    peaks = np.zeros(references[0].sizes.size, np.float32)
+    np.maximum.at(peaks, references[0].lesion_ids - 1, order.scores[tuple(references[0].voxels.T)])
+    return peaks
+
+
+@compiled
+def _find_positive(
+    scores: NDArray[np.float32],
+    support: NDArray[np.bool_],
+    grid: NDArray[np.float32],
+    strides: Counts,
+    voxels: Indices,
+    buckets: NDArray[np.int16],
+    histogram: Counts,
+) -> int:
+    """List the voxels above 0 and their buckets in memory order, and count per bucket; -1 for a score beyond [0, 1]."""
+    count = 0
+    for plane in range(scores.shape[0]):
+        for row in range(scores.shape[1]):
+            first = (plane + 1) * strides[0] + (row + 1) * strides[1] + 1
+            for column in range(scores.shape[2]):
+                if support[plane, row, column] and scores[plane, row, column] != 0:
+                    score = scores[plane, row, column]
+                    if not 0 <= score <= 1:
+                        return -1
+                    bucket = int(score * 400.0)
+                    while bucket < grid.size and grid[bucket] < score:
+                        bucket += 1
+                    voxels[count] = first + column
+                    buckets[count] = bucket
+                    histogram[bucket] += 1
+                    count += 1
+    return count
+
+
+@compiled
+def _sort_by_bucket(found: Indices, buckets: NDArray[np.int16], histogram: Counts, voxels: Indices) -> None:
+    """Counting sort by descending bucket, in memory order within a bucket; the histogram becomes the bounds."""
+    above = 0
+    for bucket in range(histogram.size - 1, -1, -1):
+        count = histogram[bucket]
+        histogram[bucket] = above
+        above += count
+    place = histogram.copy()
+    for index in range(found.size):
+        bucket = buckets[index]
+        voxels[place[bucket]] = found[index]
+        place[bucket] += 1
+
+
+@compiled
+def _sweep_levels(
+    voxels: Indices,
+    bounds: Counts,
+    forest: Forest,
+    visits: Visits,
+    lesions: Lesions,
+    fragments: Fragments,
+    components: Components,
+    contacts: Contacts,
+    followed_floor: int,
+    output: Output,
+) -> Counts:
+    """The pass: flood each level, keep what qualifies, read the lesions off. Leaves the parents zero."""
+    deferred = np.ones(1024, np.int64)
+    for level in range(LEVELS - 2, -1, -1):
+        for bucket in (2 * level + 2, 2 * level + 1):
+            _flood(forest, voxels[bounds[bucket] : bounds[bucket - 1]], bucket)
+        _keep(forest, level + LEVELS)
+        output.predicted[0, level] = bounds[2 * level]
+        output.predicted[1:, level] = forest.totals
+        for reference in range(lesions.first.size - 1):
+            _append_visits(visits, fragments, reference, level)
+            if _is_unchanged(forest.parents, lesions, fragments, reference):
+                output.source[reference, level] = output.source[reference, level + 1]
+            else:
+                where = (reference, level, followed_floor)
+                _update_fragments(forest, lesions, fragments, components, reference)
+                deferred = _read_lesions(lesions, fragments, components, contacts, where, output, deferred)
+    _clear(forest.parents, voxels)
+    return deferred
+
+
+@compiled
+def _clear(parents: Indices, voxels: Indices) -> None:
+    """Make the parents zero again, voxel by voxel where few were visited."""
+    if voxels.size * 16 > parents.size:
+        parents[:] = 0
+    else:
+        for voxel in voxels:
+            parents[voxel] = 0
+
+
+@compiled
+def _root(parents: Indices, voxel: int) -> int:
+    """Root of a predicted voxel, halving the path on the way."""
+    above = int(parents[voxel])
+    while above > 0:
+        top = int(parents[above])
+        if top <= 0:
+            return above
+        parents[voxel] = top
+        voxel = top
+        above = int(parents[voxel])
+    return voxel
+
+
+@compiled
+def _count(code: int, sign: int, minimums: Counts, totals: Counts) -> None:
+    """Add a component to the totals of the kept sets it belongs to, or take it out."""
+    if code & 1:
+        for index in range(minimums.size):
+            if code >> 1 >= minimums[index]:
+                totals[index] += sign * (code >> 1)
+
+
+@compiled
+def _join(parents: Indices, one: int, other: int, minimums: Counts, totals: Counts) -> int:
+    """Merge two components, the smaller below the larger; the root."""
+    code, other_code = -int(parents[one]), -int(parents[other])
+    if code < other_code:
+        one, other = other, one
+    merged = (code & ~1) + (other_code & ~1) + ((code | other_code) & 1)
+    parents[other] = one
+    parents[one] = -merged
+    if merged & 1:
+        _count(code, -1, minimums, totals)
+        _count(other_code, -1, minimums, totals)
+        _count(merged, 1, minimums, totals)
+    return one
+
+
+@compiled
+def _flood(forest: Forest, voxels: Indices, bucket: int) -> None:
+    """Predict the voxels of one bucket, joining them with their predicted neighbours."""
+    parents, steps, minimums, totals = forest.parents, forest.steps, forest.minimums, forest.totals
+    births = forest.birth_bounds[bucket + 1]
+    for number in voxels:
+        voxel = int(number)
+        root = 0
+        for step in steps:
+            near = voxel + step
+            above = int(parents[near])
+            if above != 0 and near != root and (above != root or root == 0):
+                found = _root(parents, near)
+                if root == 0:
+                    root = found
+                elif found != root:
+                    root = _join(parents, root, found, minimums, totals)
+        if root == 0:
+            forest.births[births] = voxel
+            births += 1
+            parents[voxel] = -2
+        else:
+            code = -int(parents[root])
+            parents[voxel] = root
+            parents[root] = -(code + 2)
+            if code & 1:
+                _count(code, -1, minimums, totals)
+                _count(code + 2, 1, minimums, totals)
+    forest.birth_bounds[bucket] = births
+
+
+@compiled
+def _keep(forest: Forest, bucket: int) -> None:
+    """Keep the components whose highest bucket is this one."""
+    for index in range(forest.birth_bounds[bucket + 1], forest.birth_bounds[bucket]):
+        root = _root(forest.parents, forest.births[index])
+        code = -int(forest.parents[root])
+        if not code & 1:
+            forest.parents[root] = -(code + 1)
+            _count(code + 1, 1, forest.minimums, forest.totals)
+
+
+@compiled
+def _append_visits(visits: Visits, fragments: Fragments, reference: int, level: int) -> None:
+    """Add the reference voxels predicted at this level as fragments of one voxel."""
+    for index in range(visits.bounds[reference, level + 1], visits.bounds[reference, level]):
+        lesion = visits.lesions[index]
+        slot = fragments.first[lesion] + fragments.held[lesion]
+        fragments.anchor[slot] = visits.voxels[index]
+        fragments.overlap[slot] = 1
+        fragments.code[slot] = 0
+        fragments.held[lesion] += 1
+
+
+@compiled
+def _is_unchanged(parents: Indices, lesions: Lesions, fragments: Fragments, reference: int) -> bool:
+    """Whether every component that touches the reference has the code of the last update; a new fragment has none."""
+    for lesion in range(lesions.first[reference], lesions.first[reference + 1]):
+        start = fragments.first[lesion]
+        for slot in range(start, start + fragments.held[lesion]):
+            if parents[fragments.anchor[slot]] != -fragments.code[slot] or fragments.code[slot] == 0:
+                return False
+    return True
+
+
+@compiled
+def _update_fragments(
+    forest: Forest, lesions: Lesions, fragments: Fragments, components: Components, reference: int
+) -> None:
+    """Look up the roots of the fragments, join those of one lesion and one component, and number the components."""
+    first, last = lesions.first[reference], lesions.first[reference + 1]
+    mask = _clear_table(components.table, int(np.sum(fragments.held[first:last])))
+    count = 0
+    for lesion in range(first, last):
+        start = fragments.first[lesion]
+        write = start
+        for slot in range(start, start + fragments.held[lesion]):
+            root = _root(forest.parents, fragments.anchor[slot])
+            component = _component_number(components, root, mask, count)
+            if component == count:
+                count += 1
+                components.root[component] = root
+                components.code[component] = -forest.parents[root]
+                components.rank[component] = _rank(components.code[component], forest.minimums)
+                components.lesion[component] = -1
+            if components.lesion[component] == lesion:
+                fragments.overlap[components.fragment[component]] += fragments.overlap[slot]
+            else:
+                components.lesion[component] = lesion
+                components.fragment[component] = write
+                fragments.anchor[write] = root
+                fragments.overlap[write] = fragments.overlap[slot]
+                fragments.component[write] = component
+                fragments.code[write] = components.code[component]
+                write += 1
+        fragments.held[lesion] = write - start
+
+
+@compiled
+def _clear_table(table: Indices, entries: int) -> int:
+    """Empty as much of the hash table as so many entries need; the mask of that part."""
+    size = 2
+    while size < 2 * entries:
+        size *= 2
+    size = min(size, table.size)
+    table[:size] = 0
+    return size - 1
+
+
+@compiled
+def _component_number(components: Components, root: int, mask: int, count: int) -> int:
+    """Number of the component with this root, `count` for a new one."""
+    place = (int(root) * 0x9E3779B1 >> 8) & mask
+    while components.table[place] > 0:
+        number = components.table[place] - 1
+        if components.root[number] == root:
+            return number
+        place = (place + 1) & mask
+    components.table[place] = count + 1
+    return count
+
+
+@compiled
+def _rank(code: int, minimums: Counts) -> int:
+    """Number of the last filter that a component passes; the filters are nested."""
+    if not code & 1:
+        return 0
+    rank = 1
+    while rank < minimums.size and code >> 1 >= minimums[rank]:
+        rank += 1
+    return rank
+
+
+@compiled
+def _read_lesions(
+    lesions: Lesions,
+    fragments: Fragments,
+    components: Components,
+    contacts: Contacts,
+    where: tuple[int, int, int],
+    output: Output,
+    deferred: Counts,
+) -> Counts:
+    """Count overlaps and hits of one reference at one level, under every floor and filter."""
+    reference, level, followed_floor = where
+    for floor in range(lesions.floors.size):
+        _count_degrees(lesions, fragments, components, reference, floor)
+        count = _best_leaves(lesions, fragments, components, contacts, reference, floor)
+        for kept in range(lesions.overlap.shape[1]):
+            if count > 0:
+                _link_contacts(contacts, components, count)
+                _activate(lesions, components, contacts, count, kept)
+                _reduce(lesions, components, contacts, count, kept)
+                group = (reference, kept, floor, level)
+                deferred = _match_groups(lesions, components, contacts, group, deferred)
+            _count_hits(lesions, reference, floor, kept, level, output)
+            if floor == followed_floor and reference == 0:
+                _follow(lesions, kept, level, output)
+    return deferred
+
+
+@compiled
+def _count_degrees(lesions: Lesions, fragments: Fragments, components: Components, reference: int, floor: int) -> None:
+    """Count the lesions above a floor that each component touches."""
+    first, last = lesions.first[reference], lesions.first[reference + 1]
+    for lesion in range(first, last):
+        start = fragments.first[lesion]
+        for slot in range(start, start + fragments.held[lesion]):
+            components.degree[fragments.component[slot]] = 0
+    for lesion in range(first, last):
+        start = fragments.first[lesion]
+        if lesions.sizes[lesion] >= lesions.floors[floor]:
+            for slot in range(start, start + fragments.held[lesion]):
+                components.degree[fragments.component[slot]] += 1
+
+
+@compiled
+def _best_leaves(
+    lesions: Lesions, fragments: Fragments, components: Components, contacts: Contacts, reference: int, floor: int
+) -> int:
+    """Give each lesion the best component that touches no other, per filter; list the contacts with bridges."""
+    count = 0
+    for lesion in range(lesions.first[reference], lesions.first[reference + 1]):
+        lesions.overlap[lesion] = 0
+        lesions.shared[lesion] = 0
+        lesions.union[lesion] = 1
+        lesions.contact_bounds[lesion] = count
+        if lesions.sizes[lesion] >= lesions.floors[floor]:
+            start = fragments.first[lesion]
+            for slot in range(start, start + fragments.held[lesion]):
+                component = int(fragments.component[slot])
+                overlap = int(fragments.overlap[slot])
+                union = (components.code[component] >> 1) + lesions.sizes[lesion] - overlap
+                rank = int(components.rank[component])
+                lesions.overlap[lesion, rank] += overlap
+                if components.degree[component] == 1:
+                    _take_better(lesions, lesion, rank, overlap, union)
+                else:
+                    _set_contact(contacts, count, lesion, component, overlap, union)
+                    count += 1
+            _accumulate(lesions, lesion)
+        lesions.contact_bounds[lesion, 1] = count
+    return count
+
+
+@compiled
+def _take_better(lesions: Lesions, lesion: int, kept: int, overlap: int, union: int) -> None:
+    """Match a lesion with a component if that has the greater IoU."""
+    if overlap * lesions.union[lesion, kept] > lesions.shared[lesion, kept] * union:
+        lesions.shared[lesion, kept] = overlap
+        lesions.union[lesion, kept] = union
+
+
+@compiled
+def _accumulate(lesions: Lesions, lesion: int) -> None:
+    """Carry what passes a filter to the weaker filters before it."""
+    for kept in range(lesions.overlap.shape[1] - 2, -1, -1):
+        lesions.overlap[lesion, kept] += lesions.overlap[lesion, kept + 1]
+        _take_better(lesions, lesion, kept, lesions.shared[lesion, kept + 1], lesions.union[lesion, kept + 1])
+
+
+@compiled
+def _count_hits(lesions: Lesions, reference: int, floor: int, kept: int, level: int, output: Output) -> None:
+    """Count the lesions hit under each criterion, and the true positives."""
+    hits = output.hits[reference, kept, floor, :, level]
+    overlap = 0
+    for lesion in range(lesions.first[reference], lesions.first[reference + 1]):
+        shared, union = lesions.shared[lesion, kept], lesions.union[lesion, kept]
+        hits[0] += shared * 10 >= union
+        hits[1] += shared * 4 >= union
+        hits[2] += shared * 2 >= union
+        hits[3] += lesions.overlap[lesion, kept] > 0
+        overlap += lesions.overlap[lesion, kept]
+    if floor == 0:
+        output.true_positive[reference, kept, level] = overlap
+
+
+@compiled
+def _follow(lesions: Lesions, kept: int, level: int, output: Output) -> None:
+    """Write the match and overlap of each followed lesion."""
+    for lesion in range(lesions.first[1]):
+        row = lesions.rows[lesion]
+        if row >= 0:
+            output.matched_iou[level, kept, row] = lesions.shared[lesion, kept] / lesions.union[lesion, kept]
+            output.overlap_voxels[level, kept, row] = lesions.overlap[lesion, kept]
+
+
+@compiled
+def _set_contact(contacts: Contacts, index: int, lesion: int, component: int, overlap: int, union: int) -> None:
+    """Write one contact."""
+    contacts.lesion[index] = lesion
+    contacts.component[index] = component
+    contacts.overlap[index] = overlap
+    contacts.union[index] = union
+    contacts.weight[index] = overlap / union
+
+
+@compiled
+def _link_contacts(contacts: Contacts, components: Components, count: int) -> None:
+    """Chain the contacts of each bridge, lowest lesion first, and clear the state of the bridges."""
+    for index in range(count):
+        component = contacts.component[index]
+        components.head[component] = -1
+        components.owner[component] = -1
+        components.done[component] = 0
+        components.reach[component] = np.inf
+        components.dual[component] = 0.0
+    for index in range(count - 1, -1, -1):
+        component = contacts.component[index]
+        contacts.following[index] = components.head[component]
+        components.head[component] = index
+
+
+@compiled
+def _activate(lesions: Lesions, components: Components, contacts: Contacts, count: int, kept: int) -> None:
+    """Mark the contacts that pass the filter and beat what the lesion has without bridges: no other can be needed."""
+    for index in range(count):
+        lesion = contacts.lesion[index]
+        lesions.degree[lesion] = 0
+        lesions.mark[lesion] = 0
+        lesions.match[lesion] = -1
+        lesions.dual[lesion] = 0.0
+        lesions.leaf[lesion] = lesions.shared[lesion, kept] / lesions.union[lesion, kept]
+    for index in range(count):
+        lesion = contacts.lesion[index]
+        gain = (
+            contacts.overlap[index] * lesions.union[lesion, kept] - lesions.shared[lesion, kept] * contacts.union[index]
+        )
+        contacts.active[index] = gain > 0 and components.rank[contacts.component[index]] >= kept
+        lesions.degree[lesion] += contacts.active[index]
+
+
+@compiled
+def _reduce(lesions: Lesions, components: Components, contacts: Contacts, count: int, kept: int) -> None:
+    """Leave each bridge one of the lesions that no other bridge would serve: the one that gains most.
+
+    A bridge with no other lesions is assigned at once. Ties go to the lower lesion, as everywhere.
+    """
+    for index in range(count):
+        if components.head[contacts.component[index]] == index:
+            best, shared = _choose_single(lesions, contacts, index, kept)
+            if best >= 0 and not shared:
+                lesion = contacts.lesion[best]
+                lesions.shared[lesion, kept] = contacts.overlap[best]
+                lesions.union[lesion, kept] = contacts.union[best]
+                contacts.active[best] = 0
+
+
+@compiled
+def _choose_single(lesions: Lesions, contacts: Contacts, head: int, kept: int) -> tuple[int, bool]:
+    """Best contact of a bridge among lesions it alone would serve (the rest is put aside); whether it has others."""
+    best, shared, index = -1, False, head
+    while index >= 0:
+        if contacts.active[index] and lesions.degree[contacts.lesion[index]] > 1:
+            shared = True
+        elif contacts.active[index] and best < 0:
+            best = index
+        elif contacts.active[index]:
+            worse = index
+            if _gains_more(lesions, contacts, index, best, kept):
+                best, worse = index, best
+            contacts.active[worse] = 0
+        index = contacts.following[index]
+    return best, shared
+
+
+@compiled
+def _gains_more(lesions: Lesions, contacts: Contacts, one: int, other: int, kept: int) -> bool:
+    """Whether the first contact adds strictly more to the total IoU than the second, exactly.
+
+    With IoUs a, b and what the lesions have without, a' and b': a - a' > b - b' exactly when a + b' > b + a'.
+    """
+    lesion, rival = contacts.lesion[one], contacts.lesion[other]
+    overlap, union = int(contacts.overlap[one]), int(contacts.union[one])
+    rival_overlap, rival_union = int(contacts.overlap[other]), int(contacts.union[other])
+    own_shared, own_union = lesions.shared[lesion, kept], lesions.union[lesion, kept]
+    their_shared, their_union = lesions.shared[rival, kept], lesions.union[rival, kept]
+    return _is_greater(
+        overlap * their_union + their_shared * union,
+        union * their_union,
+        rival_overlap * own_union + own_shared * rival_union,
+        rival_union * own_union,
+    )
+
+
+@compiled
+def _is_greater(a: int, b: int, c: int, d: int) -> bool:
+    """Whether a / b > c / d, by continued fractions: the cross products would not fit 64 bits."""
+    while True:
+        whole, other_whole = a // b, c // d
+        if whole != other_whole:
+            return whole > other_whole
+        a, c = a - whole * b, c - other_whole * d
+        if a == 0 or c == 0:
+            return a > c
+        a, b, c, d = d, c, b, a
+
+
+@compiled
+def _match_groups(
+    lesions: Lesions,
+    components: Components,
+    contacts: Contacts,
+    group: tuple[int, int, int, int],
+    deferred: Counts,
+) -> Counts:
+    """Match what is still open, group by group of lesions and bridges that hang together."""
+    reference, kept, _, _ = group
+    first, last = lesions.first[reference], lesions.first[reference + 1]
+    for lesion in range(first, last):
+        if lesions.contact_bounds[lesion, 0] == lesions.contact_bounds[lesion, 1] or lesions.mark[lesion] != 0:
+            continue
+        if lesions.degree[lesion] < 2:
+            continue
+        members = lesions.queue[: _collect_group(lesions, components, contacts, lesion)]
+        for member in members:
+            _augment(lesions, components, contacts, member)
+        if not _is_settled(lesions, components, contacts, members):
+            deferred = _defer(lesions, contacts, members, group, deferred)
+        for member in members:
+            index = lesions.match[member]
+            if index >= 0:
+                lesions.shared[member, kept] = contacts.overlap[index]
+                lesions.union[member, kept] = contacts.union[index]
+    return deferred
+
+
+@compiled
+def _collect_group(lesions: Lesions, components: Components, contacts: Contacts, seed: int) -> int:
+    """Queue the lesions that hang together with one through active contacts; their number."""
+    lesions.queue[0] = seed
+    lesions.mark[seed] = 1
+    count, position = 1, 0
+    while position < count:
+        lesion = lesions.queue[position]
+        for index in range(lesions.contact_bounds[lesion, 0], lesions.contact_bounds[lesion, 1]):
+            other = components.head[contacts.component[index]] if contacts.active[index] else -1
+            while other >= 0:
+                neighbour = contacts.lesion[other]
+                if contacts.active[other] and lesions.mark[neighbour] == 0:
+                    lesions.mark[neighbour] = 1
+                    lesions.queue[count] = neighbour
+                    count += 1
+                other = contacts.following[other]
+        position += 1
+    return count
+
+
+@compiled
+def _augment(lesions: Lesions, components: Components, contacts: Contacts, start: int) -> None:
+    """Add a lesion to a best matching, along a shortest augmenting path of reduced costs (Dijkstra; cost is minus IoU).
+
+    A path ends at a free bridge, or at a lesion that does without.
+    """
+    lesion, distance, touched, component = start, 0.0, 0, -1
+    end, end_distance = start, np.inf
+    while True:
+        without = distance - lesions.leaf[lesion] - lesions.dual[lesion]
+        if without < end_distance:
+            end, end_distance = lesion, without
+        touched = _relax(lesions, components, contacts, lesion, distance, touched)
+        component = _nearest(components, touched)
+        if component < 0 or components.reach[component] >= end_distance:
+            component = -1
+            break
+        distance = components.reach[component]
+        components.done[component] = 1
+        if components.owner[component] < 0:
+            end_distance = distance
+            break
+        lesion = int(contacts.lesion[components.owner[component]])
+    _update_duals(lesions, components, contacts, start, end_distance, touched)
+    if component < 0 and end != start:
+        component = int(contacts.component[lesions.match[end]])
+        lesions.match[end] = -1
+    _hand_on(lesions, components, contacts, start, component)
+
+
+@compiled
+def _relax(
+    lesions: Lesions, components: Components, contacts: Contacts, lesion: int, distance: float, touched: int
+) -> int:
+    """Shorten the ways to the bridges of a lesion; the number of bridges reached so far."""
+    for index in range(lesions.contact_bounds[lesion, 0], lesions.contact_bounds[lesion, 1]):
+        component = contacts.component[index]
+        if contacts.active[index] and not components.done[component]:
+            reach = distance - contacts.weight[index] - lesions.dual[lesion] - components.dual[component]
+            if components.reach[component] == np.inf:
+                components.touched[touched] = component
+                touched += 1
+            if reach < components.reach[component]:
+                components.reach[component] = reach
+                components.came[component] = index
+    return touched
+
+
+@compiled
+def _nearest(components: Components, touched: int) -> int:
+    """The nearest bridge reached and not yet passed, or -1."""
+    nearest = -1
+    for component in components.touched[:touched]:
+        if not components.done[component] and (nearest < 0 or components.reach[component] < components.reach[nearest]):
+            nearest = int(component)
+    return nearest
+
+
+@compiled
+def _update_duals(
+    lesions: Lesions, components: Components, contacts: Contacts, start: int, distance: float, touched: int
+) -> None:
+    """Keep reduced costs non-negative, and zero along the path; forget the search."""
+    lesions.dual[start] += distance
+    for component in components.touched[:touched]:
+        if components.done[component]:
+            change = distance - components.reach[component]
+            components.dual[component] -= change
+            if components.owner[component] >= 0:
+                lesions.dual[contacts.lesion[components.owner[component]]] += change
+        components.done[component] = 0
+        components.reach[component] = np.inf
+
+
+@compiled
+def _hand_on(lesions: Lesions, components: Components, contacts: Contacts, start: int, component: int) -> None:
+    """Give a bridge to the lesion the search came from, the former bridge of that to the one before, to the start."""
+    while component >= 0:
+        index = components.came[component]
+        lesion = contacts.lesion[index]
+        former = lesions.match[lesion]
+        lesions.match[lesion] = index
+        components.owner[component] = index
+        component = -1 if lesion == start else int(contacts.component[former])
+
+
+@compiled
+def _is_settled(lesions: Lesions, components: Components, contacts: Contacts, members: Counts) -> bool:
+    """Whether every other matching of the group has a total smaller by more than `TIE`.
+
+    Another matching differs by alternating cycles and paths, and costs more by the sum of the reduced costs of its own
+    contacts. If no cycle, and no path to a free bridge or to a lesion that could do without, uses tight contacts only,
+    that sum is above `TIE`. Lesions from which tight contacts lead to neither are set aside until none is left.
+    """
+    left, before = members.size, members.size + 1
+    while 0 < left < before:
+        before = left
+        for lesion in members:
+            if lesions.mark[lesion] == 1 and _leads_nowhere(lesions, components, contacts, lesion):
+                lesions.mark[lesion] = 2
+                left -= 1
+    return left == 0
+
+
+@compiled
+def _leads_nowhere(lesions: Lesions, components: Components, contacts: Contacts, lesion: int) -> bool:
+    """Whether the tight contacts of a lesion lead only to bridges of lesions set aside."""
+    match = lesions.match[lesion]
+    if match >= 0 and -lesions.leaf[lesion] - lesions.dual[lesion] <= TIE:
+        return False
+    for index in range(lesions.contact_bounds[lesion, 0], lesions.contact_bounds[lesion, 1]):
+        component = contacts.component[index]
+        slack = -contacts.weight[index] - lesions.dual[lesion] - components.dual[component]
+        if contacts.active[index] and index != match and slack <= TIE:
+            owner = components.owner[component]
+            if owner < 0 or lesions.mark[contacts.lesion[owner]] != 2:
+                return False
+    return True
+
+
+@compiled
+def _defer(
+    lesions: Lesions, contacts: Contacts, members: Counts, group: tuple[int, int, int, int], deferred: Counts
+) -> Counts:
+    """Leave a group to exact matching: store its pairs, and take its lesions out of the counts."""
+    reference, kept, floor, level = group
+    size = 0
+    for lesion in members:
+        size += 1 + lesions.contact_bounds[lesion, 1] - lesions.contact_bounds[lesion, 0]
+    deferred = _reserve(deferred, 5 + 4 * size)
+    start = deferred[0]
+    _store(deferred, reference, kept, floor, level)
+    deferred[0] += 1
+    for lesion in members:
+        if lesions.shared[lesion, kept] > 0:
+            _store(deferred, lesion, -1 - lesion, lesions.shared[lesion, kept], lesions.union[lesion, kept])
+        for index in range(lesions.contact_bounds[lesion, 0], lesions.contact_bounds[lesion, 1]):
+            if contacts.active[index]:
+                _store(deferred, lesion, contacts.component[index], contacts.overlap[index], contacts.union[index])
+        lesions.match[lesion] = -1
+        lesions.shared[lesion, kept] = 0
+        lesions.union[lesion, kept] = 1
+    deferred[start + 4] = (deferred[0] - start - 5) // 4
+    return deferred
+
+
+@compiled
+def _reserve(deferred: Counts, size: int) -> Counts:
+    """Make room for more: element 0 is the number of elements in use."""
+    used = deferred[0]
+    if used + size <= deferred.size:
+        return deferred
+    larger = np.empty(2 * (used + size), np.int64)
+    larger[:used] = deferred[:used]
+    return larger
+
+
+@compiled
+def _store(deferred: Counts, one: int, two: int, three: int, four: int) -> None:
+    """Append four numbers."""
+    end = deferred[0]
+    deferred[end], deferred[end + 1], deferred[end + 2], deferred[end + 3] = one, two, three, four
+    deferred[0] = end + 4

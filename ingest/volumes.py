@@ -1,0 +1,205 @@
+"""The volumes of one subject on the canonical grid: reference, brain, and a method's map and own reference.
+
+Everything that can be wrong with an image against the declarations is found here and refused with file, finding and
+remedy. Definitions: protocol sections 1 and 2.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expectations.study import TransformTable
+from ingest.grid import Transform, field_of_view, map_linear, map_nearest, scaled
+from ingest.nifti import count_non_finite, read_labels, read_scores
+from ingest.plan import Entry, MapInputs, Scale, Source, SubjectInputs
+from ingest.problems import BadInput
+
+Mask = NDArray[np.bool_]
+Scores = NDArray[np.float32]
+Box = tuple[slice, slice, slice]
+SupportStatus = Literal["brain_mask", "image_nonzero", "whole_array"]
+
+
+@dataclass(frozen=True)
+class SubjectVolumes:
+    """Reference and brain support of a subject, on the canonical grid (the reference's array)."""
+
+    reference: Mask
+    brain: Mask
+    support_status: SupportStatus
+
+
+@dataclass(frozen=True)
+class MappedScores:
+    """A map on the canonical grid.
+
+    `unclipped` holds scaled float32 scores, 0 outside the field of view; `view` is the field of view as a box.
+    """
+
+    unclipped: Scores
+    view: Box
+    transform: Transform
+
+
+@lru_cache(maxsize=1)
+def load_subject(inputs: "SubjectKey") -> SubjectVolumes:
+    """Read a subject's reference and brain support; the last subject is kept, since its methods come one after another.
+
+    Raises:
+        BadInput: A file is refused, or the support has another shape than the reference.
+    """
+    reference = read_labels(inputs.reference.url, inputs.reference.labels).mask
+    if inputs.brain is None:
+        return SubjectVolumes(reference, np.ones(reference.shape, np.bool_), "whole_array")
+    if inputs.is_mask:
+        brain, status = read_labels(inputs.brain.url, None).mask, "brain_mask"
+    else:
+        brain, status = read_scores(inputs.brain.url).values != 0, "image_nonzero"
+    _check_shape(inputs.brain, brain.shape, reference.shape)
+    return SubjectVolumes(np.ascontiguousarray(reference), np.ascontiguousarray(brain), status)
+
+
+@dataclass(frozen=True)
+class SubjectKey:
+    """What `load_subject` reads; hashable, so that the last subject can be kept."""
+
+    reference: Source
+    brain: Source | None
+    is_mask: bool
+
+    @classmethod
+    def of(cls, inputs: SubjectInputs) -> "SubjectKey":
+        """The key of a subject's inputs."""
+        return cls(inputs.reference, inputs.support, inputs.brain is not None)
+
+
+def _check_shape(source: Source, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if found != expected:
+        remedy = "Give all canonical images of a subject one grid"
+        raise BadInput(source.path, f"has shape {found}, the subject's reference has {expected}", remedy)
+
+
+def resolve_transform(table: TransformTable, stored: tuple[int, ...], canonical: tuple[int, ...]) -> Transform:
+    """Fill a declared transform with the shapes at hand.
+
+    Args:
+        table: The declaration; "full" extents and "centre" starts are filled per axis.
+        stored: Shape of the stored array.
+        canonical: Shape of the canonical grid.
+
+    Raises:
+        ValueError: `source_size` is declared and differs from the stored array.
+    """
+    size = (stored[table.source_axis[0]], stored[table.source_axis[1]], stored[table.source_axis[2]])
+    if table.source_size is not None and table.source_size != size:
+        raise ValueError(f"source_size is declared as {table.source_size}, the stored array gives {size}")
+    extent = [c if e == "full" else e for e, c in zip(table.extent, canonical, strict=True)]
+    start = [(c - e) // 2 if s == "centre" else s for s, e, c in zip(table.start, extent, canonical, strict=True)]
+    return Transform(
+        source_axis=table.source_axis,
+        start=(start[0], start[1], start[2]),
+        extent=(extent[0], extent[1], extent[2]),
+        size=size,
+        reversed=table.reversed,
+        align=table.align,
+    )
+
+
+def declared_transform(entry: Entry, source: Source, stored: tuple[int, ...], shape: tuple[int, ...]) -> Transform:
+    """A method's transform of one stored array.
+
+    Raises:
+        BadInput: The declared `source_size` is not the array's.
+    """
+    try:
+        return resolve_transform(entry.transform, stored, shape)
+    except ValueError as error:
+        raise BadInput(source.path, str(error), "Mend source_size or source_axis of the method's transform") from error
+
+
+def load_own_reference(entry: Entry, source: Source, stored: tuple[int, ...] | None, shape: tuple[int, ...]) -> Mask:
+    """Read a method's own reference as stored.
+
+    Args:
+        entry: The method.
+        source: Its own reference of one subject.
+        stored: Shape of its map, which it must share; None where the map was not read.
+        shape: Canonical shape.
+
+    Raises:
+        BadInput: The file is refused, or its shape is not the map's.
+    """
+    mask = read_labels(source.url, source.labels).mask
+    if stored is not None and mask.shape != stored:
+        found = f"has shape {mask.shape}, its map has {stored}"
+        raise BadInput(source.path, found, "Store the own reference on the grid of its map")
+    declared_transform(entry, source, mask.shape, shape)
+    return mask
+
+
+def load_scores(entry: Entry, inputs: MapInputs, volumes: SubjectVolumes) -> tuple[Scores, Transform]:
+    """Read a map and bring it to the canonical grid, unscaled; 0 outside the field of view.
+
+    A baseline's map is its image, z-scored inside the brain with the population SD (0 everywhere if it is constant).
+
+    Raises:
+        BadInput: The file is refused, holds NaN or infinity, leaves [0, 1] under `identity`, or does not fit.
+    """
+    shape = volumes.reference.shape
+    source = inputs.map
+    values = read_scores(source.url).values
+    transform = declared_transform(entry, source, values.shape, shape)
+    if entry.kind == "baseline":
+        _check_shape(source, values.shape, shape)
+        return _z_scored(source, values, volumes.brain), transform
+    values = _finite(entry, source, values, transform, volumes.brain)
+    if entry.fixed_scale is not None and entry.fixed_scale.kind == "identity":
+        _check_unit_range(source, values)
+    return map_linear(values, transform, volumes.reference.shape), transform
+
+
+def scale_scores(mapped: Scores, transform: Transform, scale: Scale) -> MappedScores:
+    """Scale mapped scores linearly; outside the field of view they become 0."""
+    view = field_of_view(transform, mapped.shape)
+    if scale.kind == "identity":
+        return MappedScores(mapped, view, transform)
+    return MappedScores(scaled(mapped, scale.low, scale.high, view), view, transform)
+
+
+def _check_unit_range(source: Source, values: Scores) -> None:
+    low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
+    if low < 0 or high > 1:
+        found = f"holds scores from {low:g} to {high:g} where score_scale is identity, which means [0, 1]"
+        raise BadInput(source.path, found, "Declare score_scale = [low, high] or {quantiles = [0.001, 0.999]}")
+
+
+def _finite(entry: Entry, source: Source, values: Scores, transform: Transform, brain: Mask) -> Scores:
+    """The scores without NaN and infinity: refused, or set to 0 where declared and outside the brain."""
+    count = count_non_finite(values)
+    if count == 0:
+        return values
+    if entry.nan_outside_brain == "refuse":
+        found = f"holds {count} NaN or infinite values"
+        remedy = 'Mend the map, or declare nan_outside_brain = "zero" if they all lie outside the brain'
+        raise BadInput(source.path, found, remedy)
+    bad = ~np.isfinite(values)
+    inside = int(np.count_nonzero(map_nearest(bad, transform, brain.shape) & brain))
+    if inside:
+        found = f"holds NaN or infinite values at {inside} voxels inside the brain"
+        raise BadInput(source.path, found, 'Mend the map: nan_outside_brain = "zero" covers those outside only')
+    return np.where(bad, np.float32(0), values)
+
+
+def _z_scored(source: Source, image: Scores, brain: Mask) -> Scores:
+    inside = image[brain].astype(np.float64)
+    count = int(np.count_nonzero(~np.isfinite(inside)))
+    if count:
+        raise BadInput(source.path, f"holds {count} NaN or infinite values inside the brain", "Mend the image")
+    spread = float(inside.std()) if inside.size else 0.0
+    scores = np.zeros(image.shape, np.float32)
+    if spread > 0:
+        scores[brain] = (inside - inside.mean()) / spread
+    return scores

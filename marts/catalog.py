@@ -1,0 +1,195 @@
+"""The marts: one SQL file each, with a declared header and one SELECT; found, read and put in order here.
+
+A header is the comment that a file starts with:
+
+    -- One row per method and subject.
+    -- key: method_id, subject_id
+    -- columns: dice?, verdict
+    -- stop: dice <= best_dice | a candidate beats the best one; report this defect
+    -- warn: burden_cm3 < 1000 | ...
+
+The first lines say what a row is. A column with a question mark may be null. `kind: view` keeps a table of many rows
+unmaterialised. `stop` and `warn` state what must hold in every row, and what to do where it does not.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Literal
+
+import sqlglot
+from sqlglot import exp
+
+from expectations.tables import Table, columns_of, lake_tables
+from marts.declared import declared_tables
+from transforms import TRANSFORMS
+
+HERE = Path(__file__).parent
+HEADER_LINE = re.compile(r"--\s?(.*)")
+FIELDS = ("key", "columns", "kind", "stop", "warn")
+
+
+class BadMart(Exception):
+    """A mart's SQL file that cannot be used: names the file, what was found and what to do."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What must hold in every row of a mart; a stop-check that fails keeps the live release as it is."""
+
+    severity: Literal["stop", "warn"]
+    condition: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Mart:
+    """A mart: its declaration, its SELECT and the tables that this reads."""
+
+    table: Table
+    sql: str
+    is_view: bool
+    inputs: tuple[str, ...]
+    checks: tuple[Check, ...]
+
+
+def sql_folder() -> Path:
+    """The project's own SQL: beside the packages in a checkout, inside `marts` once installed."""
+    inside = HERE / "sql"
+    return inside if inside.is_dir() else HERE.parent / "sql"
+
+
+def marts(extra: Path | None = None) -> dict[str, Mart]:
+    """All marts in an order in which they can be built.
+
+    Args:
+        extra: A folder of the study's own marts; a file there may not carry the name of one of ours.
+
+    Raises:
+        BadMart: A file's header or SQL is wrong, a name is taken, a column is not declared, or marts need each other.
+    """
+    files = sorted(sql_folder().glob("*.sql")) + (sorted(extra.glob("*.sql")) if extra else [])
+    found: dict[str, Mart] = {}
+    for file in files:
+        mart = read_mart(file)
+        if mart.table.name in found or mart.table.name in TRANSFORMS or mart.table.name in lake_tables():
+            raise BadMart(f"{file}: the name {mart.table.name} is taken. Rename the file.")
+        found[mart.table.name] = mart
+    return {name: found[name] for name in build_order(found) if name in found}
+
+
+def read_mart(file: Path) -> Mart:
+    """Read one SQL file.
+
+    Raises:
+        BadMart: The header or the SQL is wrong.
+    """
+    text = file.read_text(encoding="utf-8")
+    description, fields = _header(file, text)
+    unknown = [name for name, _ in fields if name not in FIELDS]
+    if unknown:
+        raise BadMart(f"{file}: the header has {unknown[0]!r}. It may hold {', '.join(FIELDS)}.")
+    values = {name: value for name, value in fields if name in ("key", "columns", "kind")}
+    if not description or "key" not in values:
+        raise BadMart(f"{file}: the header needs a first line 'One row per ...' and a line '-- key: ...'.")
+    key, columns = _names(values["key"]), _names(values.get("columns", ""))
+    try:
+        declared = columns_of(key, columns)
+    except KeyError as error:
+        raise BadMart(f"{file}: column {error} is not declared. Declare it in expectations/columns.toml.") from error
+    checks = tuple(_check(file, name, value) for name, value in fields if name in ("stop", "warn"))
+    table = Table(file.stem, description, tuple(name.rstrip("?") for name in key), declared)
+    return Mart(table, text, values.get("kind") == "view", _inputs(file, text), checks)
+
+
+def _header(file: Path, text: str) -> tuple[str, list[tuple[str, str]]]:
+    """The header's description and its fields, in order."""
+    description: list[str] = []
+    fields: list[tuple[str, str]] = []
+    for line in text.splitlines():
+        match = HEADER_LINE.fullmatch(line)
+        if match is None:
+            break
+        name, colon, value = match[1].partition(": ")
+        if colon and re.fullmatch(r"[a-z]+", name):
+            fields.append((name, value.strip()))
+        elif fields:
+            fields[-1] = (fields[-1][0], f"{fields[-1][1]} {match[1].strip()}")
+        else:
+            description.append(match[1].strip())
+    if not description and not fields:
+        raise BadMart(f"{file}: has no header. Start it with '-- One row per ...' and '-- key: ...'.")
+    return " ".join(description), fields
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _check(file: Path, severity: str, text: str) -> Check:
+    condition, bar, remedy = text.partition(" | ")
+    if not bar:
+        raise BadMart(f"{file}: the check {text!r} has no remedy. Write 'condition | what to do'.")
+    return Check("stop" if severity == "stop" else "warn", condition.strip(), remedy.strip())
+
+
+def _inputs(file: Path, text: str) -> tuple[str, ...]:
+    """Tables that a SELECT reads, without its own common table expressions."""
+    try:
+        statements = [s for s in sqlglot.parse(text, dialect="duckdb") if s is not None]
+    except sqlglot.errors.ParseError as error:
+        raise BadMart(f"{file}: is not one SELECT: {error}") from error
+    if len(statements) != 1 or not isinstance(statements[0], exp.Query):
+        raise BadMart(f"{file}: holds {len(statements)} statements. A mart is one SELECT.")
+    own = {cte.alias for cte in statements[0].find_all(exp.CTE)}
+    return tuple(sorted({table.name for table in statements[0].find_all(exp.Table)} - own))
+
+
+def build_order(found: Mapping[str, Mart]) -> list[str]:
+    """Marts and transforms, inputs before what reads them.
+
+    Raises:
+        BadMart: A mart reads a table that nobody declares, or marts need each other.
+    """
+    known = {*found, *TRANSFORMS, *lake_tables(), *declared_tables()}
+    graph: dict[str, Iterable[str]] = {name: mart.inputs for name, mart in found.items()}
+    graph |= {name: transform.inputs for name, transform in TRANSFORMS.items()}
+    for name, inputs in graph.items():
+        if missing := [table for table in inputs if table not in known]:
+            raise BadMart(f"{name}.sql reads {missing[0]}, which is no table of the lake and no mart. Mend its name.")
+    try:
+        order = TopologicalSorter(graph).static_order()
+        return [name for name in order if name in graph]
+    except CycleError as error:
+        raise BadMart(f"marts need each other: {' -> '.join(error.args[1])}. Break the circle.") from error
+
+
+def needed_by(names: Sequence[str], found: Mapping[str, Mart]) -> set[str]:
+    """The named marts with everything that they read, directly or not."""
+    needed: set[str] = set()
+    pending = list(names)
+    while pending:
+        name = pending.pop()
+        if name in needed:
+            continue
+        needed.add(name)
+        inputs = found[name].inputs if name in found else TRANSFORMS[name].inputs if name in TRANSFORMS else ()
+        pending += inputs
+    return needed
+
+
+@cache
+def mart_version() -> str:
+    """A hash of the project's SQL and of the code that builds marts: a release is current only under the same one."""
+    from hashlib import sha256
+
+    root = HERE.parent
+    folders = [sql_folder(), HERE, root / "transforms", root / "expectations"]
+    files = [f for folder in folders for f in sorted(folder.glob("*")) if f.suffix in (".sql", ".py", ".toml")]
+    digest = sha256()
+    for file in files:
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()

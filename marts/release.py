@@ -1,0 +1,167 @@
+"""Building a release: every mart into one DuckDB file, beside the live one.
+
+A release materialises the marts and reads the lake tables through views over an explicit list of parts, by paths
+relative to the lake, so that a lake that was moved or copied keeps working.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import polars as pl
+
+from expectations.tables import Table, lake_tables
+from ingest.manifest import Manifest
+from marts.catalog import BadMart, Mart, build_order, marts, needed_by
+from marts.declared import declared_frames, declared_tables
+from transforms import TRANSFORMS, Transform
+
+STORAGE_VERSION = "v1.5.0"  # the newest file format that the current DuckDB command line opens
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a release holds, by name: declared tables, lake tables, transforms and marts, in the order of building."""
+
+    tables: Mapping[str, Table]
+    marts: Mapping[str, Mart]
+
+
+def open_for_building(file: Path, lake: Path) -> duckdb.DuckDBPyConnection:
+    """Open a new DuckDB file that reads parts relative to the lake."""
+    connection = duckdb.connect(file, config={"storage_compatibility_version": STORAGE_VERSION})
+    connection.execute(f"set file_search_path = {quoted(str(lake))}")
+    tune(connection)
+    return connection
+
+
+def tune(connection: duckdb.DuckDBPyConnection) -> None:
+    """Settings of every connection: no progress bar, and no aggregate pushed below a join onto a whole curve."""
+    connection.execute("set enable_progress_bar = false")
+    connection.execute("set disabled_optimizers = 'partial_aggregate_pushdown'")
+
+
+def quoted(text: str) -> str:
+    """A SQL string literal."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def build_tables(
+    connection: duckdb.DuckDBPyConnection,
+    manifest: Manifest,
+    wanted: Sequence[str] = (),
+    on_step: Callable[[str], None] = lambda _name: None,
+) -> Built:
+    """Fill an empty DuckDB file from a manifest.
+
+    Args:
+        connection: From `open_for_building`.
+        manifest: The lake's current state.
+        wanted: Marts to build, with what they need; all when empty.
+        on_step: Told the name of each table before it is built.
+
+    Raises:
+        BadMart: A mart cannot be built, or does not give the columns that it declares.
+    """
+    found = marts(Path(manifest.sql_folder) if manifest.sql_folder else None)
+    if unknown := [name for name in wanted if name not in found and name not in TRANSFORMS]:
+        raise BadMart(f"there is no mart {unknown[0]}. Known: {', '.join(found)}.")
+    needed = needed_by(wanted, found) if wanted else set(build_order(found))
+    tables: dict[str, Table] = {}
+    for name, frame in declared_frames(manifest).items():
+        _store(connection, name, frame)
+        tables[name] = declared_tables()[name]
+    for name, table in lake_tables().items():
+        _view(connection, table, manifest.parts.get(name, ()))
+        tables[name] = table
+    for name in build_order(found):
+        if name not in needed:
+            continue
+        on_step(name)
+        if name in found:
+            _build_mart(connection, found[name])
+            tables[name] = found[name].table
+        else:
+            _run_transform(connection, manifest, TRANSFORMS[name])
+            tables[name] = TRANSFORMS[name].table
+    for table in tables.values():
+        _comment(connection, table, name_is_view(table.name, found))
+    return Built(tables, found)
+
+
+def name_is_view(name: str, found: Mapping[str, Mart]) -> bool:
+    """Whether a table of a release is a view."""
+    return name in lake_tables() or (name in found and found[name].is_view)
+
+
+def _store(connection: duckdb.DuckDBPyConnection, name: str, frame: pl.DataFrame) -> None:
+    connection.register("incoming", frame)
+    connection.execute(f"create table {name} as select * from incoming")
+    connection.unregister("incoming")
+
+
+def _view(connection: duckdb.DuckDBPyConnection, table: Table, parts: Sequence[str]) -> None:
+    """A lake table: a view over its parts, or an empty table of the same columns where it has none."""
+    columns = ", ".join(f"{column.name}::{column.duckdb_type} as {column.name}" for column in table.columns)
+    if parts:
+        connection.execute(f"create view {table.name} as select {columns} from {parts_source(parts)}")
+    else:
+        _store(connection, table.name, table.frame())
+
+
+def parts_source(paths: Sequence[str]) -> str:
+    """The SQL that reads some parts."""
+    return f"read_parquet([{', '.join(quoted(path) for path in paths)}])"
+
+
+def _build_mart(connection: duckdb.DuckDBPyConnection, mart: Mart) -> None:
+    table = mart.table
+    body = mart.sql.strip().rstrip(";")
+    try:
+        given = [str(row[0]) for row in connection.execute(f"describe {body}").fetchall()]
+        if sorted(given) != sorted(table.column_names):
+            missing = sorted(set(table.column_names) - set(given))
+            extra = sorted(set(given) - set(table.column_names))
+            raise BadMart(f"{table.name}.sql: gives no {missing or 'column missing'}, and beyond its header {extra}.")
+        columns = ", ".join(f"{column.name}::{column.duckdb_type} as {column.name}" for column in table.columns)
+        if mart.is_view:
+            connection.execute(f"create view {table.name} as select {columns} from (\n{body}\n)")
+        else:
+            order = f" order by {', '.join(table.key)}" if table.key else ""
+            connection.execute(f"create table {table.name} as select {columns} from (\n{body}\n){order}")
+    except duckdb.Error as error:
+        raise BadMart(f"{table.name}.sql: {error}") from error
+
+
+def _run_transform(connection: duckdb.DuckDBPyConnection, manifest: Manifest, transform: Transform) -> None:
+    inputs = {name: connection.sql(f"select * from {name}").pl() for name in transform.inputs}
+    frame = transform.compute(manifest.protocol, inputs)
+    _store(connection, transform.table.name, frame.select(transform.table.column_names))
+
+
+def _comment(connection: duckdb.DuckDBPyConnection, table: Table, is_view: bool) -> None:
+    kind = "view" if is_view and _is_view(connection, table.name) else "table"
+    connection.execute(f"comment on {kind} {table.name} is {quoted(table.row)}")
+    for column in table.columns:
+        connection.execute(f"comment on column {table.name}.{column.name} is {quoted(column.meaning)}")
+
+
+def _is_view(connection: duckdb.DuckDBPyConnection, name: str) -> bool:
+    found = connection.execute("select count(*) from duckdb_views() where view_name = ?", [name]).fetchone()
+    return found is not None and found[0] > 0
+
+
+def content_hash(connection: duckdb.DuckDBPyConnection, names: Sequence[str]) -> str:
+    """SHA-256 of tables in a canonical export: rows by key, floats in their shortest exact form.
+
+    The same inputs give the same hash, on any number of threads.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(names):
+        frame = connection.sql(f"select * from {name}").pl()
+        rows = frame.sort(frame.columns, nulls_last=True).write_csv().encode()
+        digest.update(json.dumps([name, len(rows)]).encode() + rows)
+    return digest.hexdigest()

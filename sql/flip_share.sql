@@ -1,0 +1,33 @@
+-- One row per universe set, metric (each and `all`) and pair: in which share of universes it takes its minority order.
+-- key: universe_set, metric_id, method_a, method_b
+-- columns: greater_count, less_count, tie_count, flip_share, median_abs_difference, median_lead_a?, median_lead_b?,
+--   is_baseline_pair
+with pair as (
+    select
+        a.universe_set, a.metric_id, a.method_id as method_a, b.method_id as method_b, a.weight,
+        a.score - b.score as difference,
+        ma.kind = 'baseline' or mb.kind = 'baseline' as is_baseline_pair
+    from method_cell as a
+    join method_cell as b using (universe_set, metric_id, cell_id)
+    join ranked_method as ma on ma.method_id = a.method_id
+    join ranked_method as mb on mb.method_id = b.method_id
+    where ma.position < mb.position
+),
+universes as (
+    -- one row per universe, so that medians weigh every universe alike
+    select pair.* exclude (weight), unnest(range(weight)) as copy
+    from pair
+)
+select
+    universe_set, metric_id, method_a, method_b,
+    count_if(difference >= tie_tolerance) as greater_count,
+    count_if(difference <= -tie_tolerance) as less_count,
+    count_if(abs(difference) < tie_tolerance) as tie_count,
+    (least(greater_count, less_count) + tie_count / 2) / count(*) as flip_share,
+    median(abs(difference)) as median_abs_difference,
+    median(difference) filter (where difference >= tie_tolerance) as median_lead_a,
+    median(-difference) filter (where difference <= -tie_tolerance) as median_lead_b,
+    any_value(is_baseline_pair) as is_baseline_pair
+from universes
+cross join protocol
+group by universe_set, metric_id, method_a, method_b

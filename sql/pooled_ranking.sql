@@ -1,0 +1,46 @@
+-- One row per method, reference and support: AUROC and average precision pooled over the test cohort, from histograms.
+-- key: method_id, reference_id, support_id
+-- columns: n_subjects, positive_voxels, negative_voxels, auroc?, auroc_error_bound?, average_precision?
+with bins as (
+    select
+        h.method_id, h.reference_id, h.support_id, h.bin,
+        sum(h.positive_voxels) as positive,
+        sum(h.negative_voxels) as negative
+    from score_histogram as h
+    join cohort_subject as s on s.subject_id = h.subject_id and s.is_included and s.split = 'test'
+    join ranked_method as m on m.method_id = h.method_id and m.is_ranked
+    group by all
+),
+ranked as (
+    select
+        *,
+        sum(positive) over from_above as positive_above,
+        sum(negative) over from_above as negative_above,
+        sum(negative) over (partition by method_id, reference_id, support_id) as negative_total
+    from bins
+    window from_above as (partition by method_id, reference_id, support_id order by bin desc rows unbounded preceding)
+),
+subjects as (
+    select count(*) as n_subjects from cohort_subject where is_included and split = 'test'
+),
+totals as (
+    select
+        method_id, reference_id, support_id,
+        sum(positive) as positive_total,
+        any_value(negative_total) as negative_total,
+        -- a positive outranks the negatives of lower bins and half of those of its own: twice that, in whole numbers
+        sum(positive * (2 * (negative_total - negative_above) + negative)) as twice_outranked,
+        sum(positive * negative) as undecided,
+        fsum(positive::double * (positive_above / (positive_above + negative_above))) as precision_sum
+    from ranked
+    group by all
+)
+select
+    method_id, reference_id, support_id, n_subjects,
+    positive_total::bigint as positive_voxels,
+    negative_total::bigint as negative_voxels,
+    twice_outranked::double / nullif(2 * positive_total * negative_total, 0)::double as auroc,
+    undecided::double / nullif(2 * positive_total * negative_total, 0)::double as auroc_error_bound,
+    precision_sum / nullif(positive_total, 0)::double as average_precision
+from totals
+cross join subjects

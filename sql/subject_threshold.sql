@@ -1,0 +1,20 @@
+-- One row per method, test subject, reference, support, voxel volume, threshold rule and budget: the level to read.
+-- key: method_id, subject_id, reference_id, support_id, voxel_volume_id, threshold_rule_id, budget_cm3
+-- columns: level
+with optimum as (
+    -- best Dice of the subject, ties to the larger level; level 200 where it has no reference
+    select method_id, subject_id, reference_id, support_id, voxel_volume_id, level
+    from subject_curve
+    where postprocess_id = 'plain' and split = 'test'
+    qualify row_number() over (
+        partition by method_id, subject_id, reference_id, support_id, voxel_volume_id
+        order by case when reference_voxels > 0 then dice end desc nulls last, level desc
+    ) = 1
+)
+select
+    o.method_id, o.subject_id, o.reference_id, o.support_id, o.voxel_volume_id, t.threshold_rule_id, t.budget_cm3,
+    case when r.rule_kind = 'subject_optimum' then o.level else t.level end as level
+from optimum as o
+join threshold_choice as t using (method_id, reference_id, support_id, voxel_volume_id)
+join calibration_rule as r using (threshold_rule_id)
+where t.status = 'ok'

@@ -1,0 +1,84 @@
+-- One row per method, reference, support, voxel volume, threshold rule and budget: the threshold, or why there is none.
+-- key: method_id, reference_id, support_id, voxel_volume_id, threshold_rule_id, budget_cm3
+-- columns: level?, threshold?, status, reason?
+-- stop: (status = 'ok') = (reason is null) | a threshold without status or a state without reason; report this defect
+with series as (
+    select distinct method_id, reference_id, support_id, voxel_volume_id
+    from cohort_curve
+),
+wanted as (
+    select s.*, r.threshold_rule_id, r.rule_kind, r.allowed_exceedances, r.reason as rule_reason, b.budget_cm3
+    from series as s
+    cross join calibration_rule as r
+    cross join budget as b
+),
+plain_curve as (
+    select * from cohort_curve where postprocess_id = 'plain'
+),
+-- highest mean validation Dice among the levels whose mean validation burden keeps the budget; ties to the larger level
+by_validation as (
+    select c.method_id, c.reference_id, c.support_id, c.voxel_volume_id, b.budget_cm3, c.level
+    from plain_curve as c
+    cross join budget as b
+    where c.split = 'validation' and c.burden_cm3_mean <= b.budget_cm3 and c.dice_mean is not null
+    qualify row_number() over (
+        partition by c.method_id, c.reference_id, c.support_id, c.voxel_volume_id, b.budget_cm3
+        order by c.dice_mean desc, c.level desc
+    ) = 1
+),
+-- smallest level at which no more validation subjects exceed the budget than the rule allows
+by_calibration as (
+    select
+        e.method_id, e.reference_id, e.support_id, e.voxel_volume_id, r.threshold_rule_id, e.budget_cm3,
+        min(e.level) as level
+    from exceedance_curve as e
+    join calibration_rule as r
+        on case
+            when r.rule_kind in ('crc', 'rcps') then e.burden_exceedance_count <= r.allowed_exceedances
+            when r.rule_kind = 'crc_label_free' then e.volume_exceedance_count <= r.allowed_exceedances
+        end
+    where e.split = 'validation'
+    group by all
+),
+-- smallest level whose mean test burden keeps the budget; never met where even level 0 keeps it
+by_test as (
+    select
+        c.method_id, c.reference_id, c.support_id, c.voxel_volume_id, b.budget_cm3,
+        min(c.level) filter (where c.burden_cm3_mean <= b.budget_cm3) as level,
+        max(c.burden_cm3_mean) filter (where c.level = 0) as largest_burden_cm3
+    from plain_curve as c
+    cross join budget as b
+    where c.split = 'test'
+    group by all
+),
+chosen as (
+    select
+        w.method_id, w.reference_id, w.support_id, w.voxel_volume_id, w.threshold_rule_id, w.budget_cm3,
+        case
+            when w.rule_reason is not null then null
+            when w.rule_kind = 'validation' then v.level
+            when w.rule_kind in ('crc', 'rcps', 'crc_label_free') then c.level
+            when w.rule_kind = 'test_matched' and w.budget_cm3 < t.largest_burden_cm3 then t.level
+            when w.rule_kind = 'fixed' then 100
+        end as level,
+        case
+            when w.rule_reason is not null then w.rule_reason
+            when w.rule_kind = 'validation' and v.level is null then 'no validation subject has a reference'
+            when w.rule_kind = 'test_matched' and t.level is null then 'the cohort has no test subject'
+            when w.rule_kind = 'test_matched' and w.budget_cm3 >= t.largest_burden_cm3 then format(
+                'burden never reached: even at threshold 0 the mean test burden is {:.3g} cm3', t.largest_burden_cm3
+            )
+        end as reason
+    from wanted as w
+    left join by_validation as v using (method_id, reference_id, support_id, voxel_volume_id, budget_cm3)
+    left join by_calibration as c
+        using (method_id, reference_id, support_id, voxel_volume_id, threshold_rule_id, budget_cm3)
+    left join by_test as t using (method_id, reference_id, support_id, voxel_volume_id, budget_cm3)
+)
+select
+    method_id, reference_id, support_id, voxel_volume_id, threshold_rule_id, budget_cm3,
+    level,
+    level / 200 as threshold,
+    case when reason is null then 'ok' else 'infeasible' end as status,
+    reason
+from chosen

@@ -1,0 +1,54 @@
+-- One row per method and budget: what test-matched thresholds would gain over validation thresholds, plain maps.
+-- key: method_id, budget_cm3
+-- columns: n_dice, validation_threshold, validation_burden_cm3, test_matched_threshold, test_matched_burden_cm3,
+--   interpolation_weight, gap_mean?, gap_median?, equal_burden_dice_mean?, gap_interpolated?
+with pair as (
+    select
+        v.method_id, v.budget_cm3, v.subject_id,
+        v.threshold as validation_threshold, t.threshold as test_matched_threshold, t.level as matched_level,
+        t.dice - v.dice as gap
+    from operating_subject as v
+    join operating_subject as t using (method_id, subject_id, budget_cm3, postprocess_id)
+    where v.threshold_rule_id = 'validation' and t.threshold_rule_id = 'test_matched' and v.postprocess_id = 'plain'
+),
+summary as (
+    select
+        method_id, budget_cm3,
+        count(gap) as n_dice,
+        any_value(validation_threshold) as validation_threshold,
+        any_value(test_matched_threshold) as test_matched_threshold,
+        any_value(matched_level) as matched_level,
+        favg(gap) as gap_mean,
+        median(gap) as gap_median
+    from pair
+    group by all
+),
+test_curve as (
+    select method_id, level, burden_cm3_mean, dice_mean
+    from cohort_curve
+    where split = 'test' and postprocess_id = 'plain'
+        and reference_id = 'canonical' and support_id = 'brain' and voxel_volume_id = 'true'
+),
+-- the burden is exactly the budget between the matched level and the level below: lambda weighs the level below
+interpolated as (
+    select
+        s.method_id, s.budget_cm3,
+        (s.budget_cm3 - above.burden_cm3_mean) / (below.burden_cm3_mean - above.burden_cm3_mean) as weight,
+        above.burden_cm3_mean as test_matched_burden_cm3,
+        above.dice_mean as dice_above,
+        below.dice_mean as dice_below
+    from summary as s
+    join test_curve as above on above.method_id = s.method_id and above.level = s.matched_level
+    join test_curve as below on below.method_id = s.method_id and below.level = s.matched_level - 1
+)
+select
+    s.method_id, s.budget_cm3, s.n_dice,
+    s.validation_threshold, v.burden_cm3_mean as validation_burden_cm3,
+    s.test_matched_threshold, i.test_matched_burden_cm3,
+    i.weight as interpolation_weight,
+    s.gap_mean, s.gap_median,
+    (1 - i.weight) * i.dice_above + i.weight * i.dice_below as equal_burden_dice_mean,
+    (1 - i.weight) * i.dice_above + i.weight * i.dice_below - v.dice_mean as gap_interpolated
+from summary as s
+join interpolated as i using (method_id, budget_cm3)
+join test_curve as v on v.method_id = s.method_id and v.level = round(s.validation_threshold * 200)::utinyint

@@ -1,0 +1,3 @@
+from typing import Any
+
+def compute(*args: object, scheduler: str = ..., **kwargs: Any) -> tuple[Any, ...]: ...
