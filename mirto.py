@@ -1,1 +1,433 @@
-def main() -> None: ...
+"""The command line: from a study of anomaly maps to marts that say what belongs to the method.
+
+Every verb is a thin layer over the packages; heavy imports stay inside the verbs, so that `mirto --help` is quick.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from expectations.study import Study
+    from expectations.suites import Finding
+    from ingest.jobs import Runner
+    from ingest.manifest import Failure, Manifest
+    from ingest.run import Progress, Report
+
+STOPPED, BAD_INPUT, BUSY, NOT_FOUND = 1, 2, 3, 4
+EXIT_CODES = {
+    "BadStudy": BAD_INPUT,
+    "BadInput": BAD_INPUT,
+    "BadMart": BAD_INPUT,
+    "BadQuery": BAD_INPUT,
+    "LakeBusy": BUSY,
+    "NoRelease": NOT_FOUND,
+    "NoLake": NOT_FOUND,
+}
+FAILURES_SHOWN = 20
+
+app = typer.Typer(
+    help="Does the ranking belong to the method or to the evaluation? From anomaly maps to an honest answer.",
+    epilog="Exit codes: 0 done, 1 a check stopped it, 2 bad input, 3 the lake is busy, 4 no such lake or release.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+DemoFolder = Annotated[Path, typer.Argument(help="Where to put the phantom study and its lake.")]
+StudyArgument = Annotated[Path, typer.Argument(help="The study.toml of a study.", metavar="STUDY")]
+LakeArgument = Annotated[Path, typer.Argument(help="The lake's folder.", metavar="LAKE")]
+LakeOption = Annotated[Path, typer.Option("--lake", help="The lake's folder; made if it is not there.")]
+Workers = Annotated[int, typer.Option("--workers", min=0, help="Processes; 0 is one per core, 1 is this process.")]
+Scheduler = Annotated[str | None, typer.Option("--scheduler", help="Address of a dask.distributed scheduler.")]
+ReleaseOption = Annotated[str | None, typer.Option("--release", help="An earlier release; the live one without it.")]
+
+
+class BadQuery(Exception):
+    """SQL that cannot be run on a release."""
+
+
+def main() -> None:
+    """Run the command line: a known problem is one message and the exit code of its kind, never a traceback."""
+    try:
+        app()
+    except Exception as problem:
+        code = EXIT_CODES.get(type(problem).__name__)
+        if code is None:
+            raise
+        err.print(str(problem), markup=False, soft_wrap=True)
+        raise SystemExit(code) from None
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Argument(help="Where to put the phantom study and its lake.")] = Path("demo"),
+) -> None:
+    """Run the whole job on the built-in phantom cohort and show what it finds."""
+    from ingest.phantom import write_phantom
+
+    study, lake = folder / "study" / "study.toml", folder / "lake"
+    if not study.exists():
+        out.print(f"Writing a phantom cohort of 28 subjects to {study.parent} (simulated images and maps) ...")
+        write_phantom(study.parent)
+    rebuild(study, lake)
+    out.print("[bold]Where to look next[/]")
+    for command, purpose in (
+        (f"mirto tables {lake}", "every table and what one row of it is"),
+        (f"mirto query {lake} \"select * from flip_share where metric_id = 'dice'\"", "any SQL over lake and marts"),
+        (f"mirto rebuild {study} --lake {lake}", "the scheduled job; it finds nothing to do now"),
+        (f"less {study}", "the study file, to copy for your own maps"),
+    ):
+        out.print(f"  {command}", markup=False, soft_wrap=True)
+        out.print(f"      {purpose}", style="dim", soft_wrap=True)
+
+
+@app.command()
+def check(
+    study: StudyArgument,
+    quick: Annotated[bool, typer.Option("--quick", help="Read headers only.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the problems as JSON.")] = False,
+    workers: Workers = 0,
+) -> None:
+    """Validate a study and every input without measuring; list all problems at once."""
+    from expectations.study import BadStudy, load_study
+    from ingest.check import check_study
+
+    problems: list[dict[str, str | None]]
+    try:
+        loaded = load_study(study)
+    except BadStudy as bad:
+        problems = [{"path": p.file, "field": p.field, "found": p.found, "remedy": p.remedy} for p in bad.problems]
+    else:
+        with _runner(workers, None) as runner, _progress() as progress:
+            progress.start("checking", _check_count(loaded, quick))
+            failures = check_study(loaded, runner, quick, progress.step)
+        problems = [{"path": f.path, "field": "", "found": f.reason, "remedy": f.remedy} for f in failures]
+    if as_json:
+        typer.echo(json.dumps(problems, indent=1))
+    else:
+        for p in problems:
+            where = f"{p['path']}: {p['field']}" if p["field"] else p["path"]
+            out.print(f"{where}: {p['found']}. {p['remedy']}.", markup=False, soft_wrap=True)
+        out.print(f"{len(problems)} problems." if problems else "The study and its inputs are fine.")
+    if problems:
+        raise typer.Exit(BAD_INPUT)
+
+
+def _check_count(study: Study, quick: bool) -> int:
+    from ingest.check import check_jobs
+    from ingest.plan import plan_study
+
+    return len(check_jobs(plan_study(study), quick))
+
+
+@app.command()
+def ingest(study: StudyArgument, lake: LakeOption, workers: Workers = 0, scheduler: Scheduler = None) -> None:
+    """Measure what is missing or changed; a run that was killed resumes where it stopped."""
+    from expectations.study import load_study
+    from marts.lake import writing
+
+    loaded = load_study(study)
+    with writing(lake):
+        report = _ingest(loaded, lake, workers, scheduler)
+    if report.manifest.failures:
+        _show_failures(report.manifest.failures)
+        raise typer.Exit(BAD_INPUT)
+
+
+@app.command(name="rebuild")
+def rebuild(
+    study: StudyArgument,
+    lake: LakeOption,
+    workers: Workers = 0,
+    scheduler: Scheduler = None,
+    allow_incomplete: Annotated[
+        bool, typer.Option("--allow-incomplete", help="Publish although some files could not be measured.")
+    ] = False,
+) -> None:
+    """Ingest, build, validate and publish: the scheduled job."""
+    from expectations.study import load_study
+    from marts.lake import is_current, writing
+
+    loaded = load_study(study)
+    with writing(lake):
+        report = _ingest(loaded, lake, workers, scheduler)
+        if report.manifest.failures:
+            _show_failures(report.manifest.failures)
+            if not allow_incomplete:
+                err.print("The good files are measured; nothing is published. `--allow-incomplete` publishes the rest.")
+                raise typer.Exit(BAD_INPUT)
+        if is_current(lake, report.manifest):
+            out.print("Nothing to do: the live release is what a build would give.")
+            return
+        _publish(lake, report.manifest)
+    _show_findings(lake)
+
+
+@app.command()
+def build(
+    lake: LakeArgument,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Marts to try; all are built and published without.")
+    ] = None,
+) -> None:
+    """Build and publish a release from what is measured; or try some marts without publishing."""
+    from ingest.manifest import read_manifest
+    from marts.lake import try_marts, writing
+
+    manifest = read_manifest(lake)
+    with writing(lake):
+        if not names:
+            _publish(lake, manifest)
+            return
+        for name, row_count, frame in try_marts(lake, manifest, names):
+            out.print(f"{name}: {row_count:,} rows; the first are", markup=False)
+            _show_table("", frame.columns, [[_cell(v) for v in row] for row in frame.iter_rows()])
+
+
+@app.command()
+def validate(lake: LakeArgument) -> None:
+    """Check the live release once more against everything that it must keep."""
+    from marts.lake import validate_live
+
+    with _spinner() as say:
+        say("checks")
+        findings = validate_live(lake)
+    _show_checks(findings)
+    if any(finding.severity == "stop" for finding in findings):
+        raise typer.Exit(STOPPED)
+    out.print("The live release keeps every rule that stops a release.")
+
+
+@app.command()
+def query(
+    lake: LakeArgument,
+    sql: Annotated[str, typer.Argument(help="One SQL statement, or - to read it from standard input.")],
+    form: Annotated[Literal["table", "csv", "json"], typer.Option("--format", help="How to print the rows.")] = "table",
+    limit: Annotated[int, typer.Option(min=1, help="Rows that a table shows; csv and json give all.")] = 100,
+    release: ReleaseOption = None,
+) -> None:
+    """Run SQL over the marts and lake tables of a release; it can read nothing else and write nothing."""
+    import duckdb
+
+    from marts.lake import connect
+
+    statement = sys.stdin.read() if sql == "-" else sql
+    with connect(lake, release) as connection:
+        try:
+            result = connection.execute(statement)
+            columns = [str(column[0]) for column in result.description or ()]
+            rows = result.fetchall()
+        except duckdb.Error as error:
+            raise BadQuery(f"{error}") from None
+    if form == "csv":
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer.writerows([columns, *(["" if v is None else v for v in row] for row in rows)])
+    elif form == "json":
+        typer.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], default=str, indent=1))
+    else:
+        _show_table("", columns, [[_cell(value) for value in row] for row in rows[:limit]])
+        if len(rows) > limit:
+            out.print(f"{len(rows):,} rows, {limit:,} shown; --limit or --format csv gives more.", style="dim")
+
+
+@app.command()
+def tables(
+    lake: LakeArgument,
+    table: Annotated[str | None, typer.Argument(help="A table, to see its columns.")] = None,
+    release: ReleaseOption = None,
+) -> None:
+    """The data dictionary: every table, or the columns of one."""
+    from marts.lake import column_dictionary, connect, table_dictionary
+
+    with connect(lake, release) as connection:
+        if table is None:
+            rows = table_dictionary(connection)
+            _show_table("", ["table", "one row", "key", "kind"], rows)
+            return
+        row, columns = column_dictionary(connection, table)
+    out.print(f"{table}: {row}", markup=False, soft_wrap=True)
+    _show_table("", ["column", "type", "meaning"], columns)
+
+
+@app.command()
+def releases(lake: LakeArgument) -> None:
+    """What was published when, and from how complete an input."""
+    from marts.lake import live_release
+    from marts.lake import releases as all_releases
+
+    live = live_release(lake)
+    rows = [
+        [
+            release.release_id + (" (live)" if live and release.release_id == live.release_id else ""),
+            release.created_at,
+            release.study,
+            str(release.subject_count),
+            "complete" if release.is_complete else f"{release.failure_count} failures",
+            release.content_hash[:12],
+        ]
+        for release in all_releases(lake)
+    ]
+    _show_table("", ["release", "published (UTC)", "study", "subjects", "input", "content"], rows)
+
+
+@app.command()
+def diff(
+    lake: LakeArgument,
+    first: Annotated[str, typer.Argument(help="An earlier release.", metavar="A")],
+    second: Annotated[str, typer.Argument(help="A later release.", metavar="B")],
+) -> None:
+    """Which numbers moved between two releases."""
+    from marts.diff import moved
+
+    rows = [
+        [m.table, m.column, f"{m.changed_count:,} of {m.row_count:,}", m.largest, m.example]
+        for m in moved(lake, first, second)
+    ]
+    if not rows:
+        out.print("No number moved.")
+        return
+    _show_table("", ["table", "column", "rows that moved", "largest change", "where"], rows)
+
+
+@app.command()
+def prune(
+    lake: LakeArgument,
+    keep: Annotated[int, typer.Option(min=1, help="How many of the newest releases to keep; the live one stays.")] = 5,
+) -> None:
+    """Drop old releases and the parts that only they use."""
+    from marts.lake import prune as prune_lake
+    from marts.lake import writing
+
+    with writing(lake):
+        dropped, part_count = prune_lake(lake, keep)
+    out.print(f"Dropped {len(dropped)} releases and {part_count} parts that nothing else uses.")
+
+
+def _ingest(study: Study, lake: Path, workers: int, scheduler: str | None) -> Report:
+    from ingest.run import Ingest
+
+    with _runner(workers, scheduler) as runner, _progress() as progress:
+        report = Ingest(study, lake, runner, progress).run()
+    kept = f"{report.kept_parts:,} were there already"
+    out.print(f"Measured {report.measured_parts:,} parts; {kept}.")
+    return report
+
+
+@contextmanager
+def _runner(workers: int, scheduler: str | None) -> Generator[Runner]:
+    """The runner that the options ask for."""
+    from ingest.jobs import Cluster, InProcess, Processes
+    from ingest.run import default_workers
+
+    if scheduler is not None:
+        yield Cluster(scheduler)
+    elif (count := workers or default_workers()) == 1:
+        yield InProcess()
+    else:
+        processes = Processes(count)
+        try:
+            yield processes
+        finally:
+            processes.close()
+
+
+@contextmanager
+def _progress() -> Generator[Progress]:
+    """A progress bar on a terminal; one line a stage elsewhere."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    from ingest.run import Progress
+
+    bar = Bar(TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=err)
+
+    def start(stage: str, steps: int) -> None:
+        bar.add_task(stage, total=steps)
+
+    def step() -> None:
+        bar.advance(bar.task_ids[-1])
+
+    with bar:
+        yield Progress(start, step)
+
+
+@contextmanager
+def _spinner() -> Generator[Callable[[str], None]]:
+    """What is being built, on one line."""
+    with err.status("building") as status:
+        yield lambda name: status.update(f"building {name}")
+
+
+def _publish(lake: Path, manifest: Manifest) -> None:
+    """Build and publish; a check that stops it leaves the live release and exits with 1."""
+    from marts.lake import build_release
+
+    with _spinner() as say:
+        outcome = build_release(lake, manifest, say)
+    _show_checks(outcome.findings)
+    if outcome.release is None:
+        err.print("Nothing is published; the live release is as it was.", style="bold red")
+        raise typer.Exit(STOPPED)
+    out.print(f"Published release {outcome.release.release_id} of {outcome.release.study}.", soft_wrap=True)
+
+
+def _show_checks(findings: Sequence[Finding]) -> None:
+    for finding in findings:
+        style = "bold red" if finding.severity == "stop" else "yellow"
+        err.print(f"{finding.severity.upper()} {finding.table}: {finding.rule} ({finding.row_count} rows)", style=style)
+        for example in finding.examples:
+            err.print(f"     {example}", markup=False, soft_wrap=True)
+        err.print(f"     {finding.remedy}", markup=False, soft_wrap=True)
+
+
+def _show_failures(failures: Sequence[Failure]) -> None:
+    err.print(f"{len(failures)} files or tasks could not be measured:", style="bold red")
+    for failure in failures[:FAILURES_SHOWN]:
+        err.print(f"  {failure}", markup=False, soft_wrap=True)
+    if len(failures) > FAILURES_SHOWN:
+        err.print(f"  ... and {len(failures) - FAILURES_SHOWN} more; `mirto check STUDY` lists them all.")
+
+
+def _show_findings(lake: Path) -> None:
+    from marts.findings import answers, summary
+    from marts.lake import connect
+
+    with connect(lake) as connection:
+        out.print(summary(connection), soft_wrap=True)
+        for shown in answers(connection):
+            if shown.rows:
+                out.print()
+                _show_table(shown.title, shown.columns, shown.rows)
+                out.print(shown.reading, style="dim", soft_wrap=True)
+
+
+def _show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(title=title or None, title_justify="left", title_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    out.print(table, markup=False)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()

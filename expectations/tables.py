@@ -67,6 +67,7 @@ class TableDeclaration(BaseModel):
     depends: tuple[str, ...]
     key: tuple[str, ...]
     columns: tuple[str, ...]
+    rules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ class LakeTable(Table):
     part: PartKind
     version: int
     depends: tuple[str, ...]
+    rules: tuple[str, ...]
 
 
 @cache
@@ -176,6 +178,7 @@ def lake_tables() -> dict[str, LakeTable]:
             part=declared.part,
             version=declared.version,
             depends=declared.depends,
+            rules=declared.rules,
         )
     return tables
 

@@ -447,7 +447,7 @@ def _gather(
 @compiled
 def _pitch(length: int) -> int:
     """Row length of a scratch plane: an odd number of cache lines, so that its columns do not share cache sets."""
-    return (((length + 7) // 8) | 1) * 8
+    return (((length + 15) // 16) | 1) * 16
 
 
 @compiled
@@ -497,6 +497,21 @@ def _blend_line(
 
 
 @compiled
+def _blend_down(plane: NDArray[np.float64], table: LinearTable, result: NDArray[np.float32]) -> None:
+    """Interpolate between the rows of a flat plane, by table, and round to float32."""
+    pitch = result.size // table.lower.size
+    for k in range(table.lower.size):
+        lower, upper, weight = table.lower[k] * pitch, table.upper[k] * pitch, table.weight[k]
+        if weight == 0.0:
+            for u in range(pitch):
+                result[k * pitch + u] = np.float32(plane[np.uintp(lower + u)])
+        else:
+            for u in range(pitch):
+                a, b = plane[np.uintp(lower + u)], plane[np.uintp(upper + u)]
+                result[k * pitch + u] = np.float32(a + weight * (b - a))
+
+
+@compiled
 def _linear_fastest_0(
     memory: NDArray[np.float32],
     strides: tuple[int, int, int],
@@ -510,6 +525,7 @@ def _linear_fastest_0(
     pitch = _pitch(along_0.lower.size)
     planes = np.zeros((2, size[2] * pitch))
     blended = np.zeros(size[2] * pitch)
+    turned = np.zeros(along_2.lower.size * pitch, np.float32)
     held = np.full(2, -1)
     for j in range(along_1.lower.size):
         lower, upper = along_1.lower[j], along_1.upper[j]
@@ -520,9 +536,11 @@ def _linear_fastest_0(
                     line = planes[s & 1, u * pitch : u * pitch + along_0.lower.size]
                     _blend_line(memory, s * strides[1] + u * strides[2], 1, along_0, line)
         plane = _blend_planes(planes[lower & 1], planes[upper & 1], along_1.weight[j], blended)
+        _blend_down(plane, along_2, turned)
         for i in range(along_0.lower.size):
-            line_2 = out[corner[0] + i, corner[1] + j, corner[2] : corner[2] + along_2.lower.size]
-            _blend_line(plane, i, pitch, along_2, line_2)
+            line = out[corner[0] + i, corner[1] + j, corner[2] : corner[2] + along_2.lower.size]
+            for k in range(line.size):
+                line[k] = turned[np.uintp(k * pitch + i)]
 
 
 @compiled
@@ -538,6 +556,7 @@ def _linear_fastest_1(
     along_0, along_1, along_2 = tables
     pitch = _pitch(along_1.lower.size)
     plane = np.zeros(size[2] * pitch)
+    turned = np.zeros(along_2.lower.size * pitch, np.float32)
     row = np.empty(size[1])
     for i in range(along_0.lower.size):
         for u in range(size[2]):
@@ -545,9 +564,11 @@ def _linear_fastest_1(
             at_upper = along_0.upper[i] * strides[0] + u * strides[2]
             _blend_rows(memory, at_lower, at_upper, along_0.weight[i], row)
             _blend_line(row, 0, 1, along_1, plane[u * pitch : u * pitch + along_1.lower.size])
+        _blend_down(plane, along_2, turned)
         for j in range(along_1.lower.size):
             line = out[corner[0] + i, corner[1] + j, corner[2] : corner[2] + along_2.lower.size]
-            _blend_line(plane, j, pitch, along_2, line)
+            for k in range(line.size):
+                line[k] = turned[np.uintp(k * pitch + j)]
 
 
 @compiled

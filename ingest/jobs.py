@@ -20,10 +20,10 @@ from dask.multiprocessing import get as run_graph
 from expectations.store import PartStore
 from expectations.tables import ContractBroken
 from ingest.manifest import Failure
-from ingest.plan import FileTask, SubjectTask, Task
+from ingest.plan import CheckTask, FileTask, SubjectTask, Task
 from ingest.problems import BadInput
 
-Job = Task | SubjectTask | FileTask
+Job = Task | SubjectTask | FileTask | CheckTask
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS", "NUMBA_NUM_THREADS")
 
 
@@ -54,21 +54,23 @@ def execute(job: Job, lake: str) -> Failure | None:
 
 
 def _measure(job: Job, store: PartStore) -> None:
-    from ingest.measure import describe_files, measure_subject, measure_task  # numba: only where it measures
+    from ingest.measure import check_file, describe_files, measure_subject, measure_task  # numba: only in workers
 
     if isinstance(job, Task):
         measure_task(job, store)
     elif isinstance(job, SubjectTask):
         measure_subject(job, store)
-    else:
+    elif isinstance(job, FileTask):
         describe_files(job, store)
+    else:
+        check_file(job)
 
 
 def failure(job: Job, url: str, reason: str, remedy: str) -> Failure:
     """A failure of a job, at one of its files (the first where the URL is none of them)."""
     source = next((source for source in job.sources if source.url == url), job.sources[0])
     return Failure(
-        task=", ".join(sorted({part.table for part in job.parts})),
+        task=", ".join(sorted({part.table for part in job.parts})) or "check",
         subject_id=source.subject_id,
         method_id=job.entry.method_id if isinstance(job, Task) else source.method_id,
         path=source.path,

@@ -31,6 +31,10 @@ class Failure(BaseModel):
         return f"{self.path}: {self.reason}. {self.remedy}."
 
 
+class NoLake(Exception):
+    """A folder that holds no lake."""
+
+
 class Manifest(BaseModel):
     """One lake's current state."""
 
@@ -64,9 +68,9 @@ def read_manifest(lake: Path) -> Manifest:
     """The manifest of a lake.
 
     Raises:
-        FileNotFoundError: The folder holds no manifest: nothing was ingested into it.
+        NoLake: The folder holds no manifest: nothing was ingested into it.
     """
     file = lake / FILE_NAME
     if not file.exists():
-        raise FileNotFoundError(f"{lake} is no lake: it holds no {FILE_NAME}. Run `mirto ingest STUDY --lake {lake}`.")
+        raise NoLake(f"{lake} is no lake: it holds no {FILE_NAME}. Run `mirto ingest STUDY --lake {lake}`.")
     return Manifest.model_validate_json(file.read_text())

@@ -16,14 +16,16 @@ from expectations.store import PartStore
 from expectations.tables import lake_tables
 from ingest.gate import candidate_overlaps, overlap
 from ingest.grid import Transform, map_linear
-from ingest.nifti import read_header
-from ingest.plan import FileTask, Source, SubjectTask, Task
+from ingest.nifti import read_header, read_labels, read_scores
+from ingest.plan import CheckTask, FileTask, Source, SubjectTask, Task
 from ingest.ranking import LEVELS, curve_counts, rank_voxels, score_histogram
 from ingest.volumes import (
     Mask,
     Scores,
     SubjectKey,
     SubjectVolumes,
+    check_own_shape,
+    check_shape,
     declared_transform,
     load_own_reference,
     load_scores,
@@ -85,7 +87,7 @@ class Measurement:
         source, shape = self.task.inputs.own_reference, self.volumes.reference.shape
         assert source is not None, "tables that need an own reference are planned only where there is one"
         stored = read_header(self.task.inputs.map.url).shape
-        own = load_own_reference(self.task.entry, source, stored, shape)
+        own = load_own_reference(source, stored)
         return own, declared_transform(self.task.entry, source, own.shape, shape)
 
     @property
@@ -279,6 +281,38 @@ def _declared_voxel_mm3(task: FileTask, source: Source, stored: tuple[int, int, 
         return volume
     transform = declared_transform(task.entry, source, stored, read_header(task.reference.url).shape)
     return volume * float(np.prod(transform.extent)) / float(np.prod(transform.size))
+
+
+def check_file(task: CheckTask) -> None:
+    """Check one file against the declarations; a quick check reads headers only.
+
+    Raises:
+        BadInput: The file is refused.
+    """
+    source, entry = task.source, task.entry
+    shape = read_header(task.subject.reference.url).shape
+    stored = read_header(source.url).shape
+    if entry is None or task.inputs is None:
+        check_shape(source, stored, shape)
+        if not task.quick:
+            _read_canonical(source)
+        return
+    declared_transform(entry, source, stored, shape)
+    if source.role == "own_reference":
+        check_own_shape(source, stored, read_header(task.inputs.map.url).shape)
+    if task.quick:
+        return
+    if source.role == "own_reference":
+        read_labels(source.url, source.labels)
+    else:
+        load_scores(entry, task.inputs, load_subject(SubjectKey.of(task.subject)))
+
+
+def _read_canonical(source: Source) -> None:
+    if source.role == "intensity":
+        read_scores(source.url)
+    else:
+        read_labels(source.url, source.labels)
 
 
 def warm_up() -> None:

@@ -267,6 +267,26 @@ class FileTask:
     parts: tuple[Part, ...]
 
 
+@dataclass(frozen=True)
+class CheckTask:
+    """A check of one file: its header alone, or every voxel against the declarations."""
+
+    entry: Entry | None
+    subject: SubjectInputs
+    source: Source
+    inputs: MapInputs | None
+    quick: bool
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def sources(self) -> list[Source]:
+        """Files that the check reads, the one in question first."""
+        beside = self.inputs.sources if self.inputs else []
+        support = [support] if (support := self.subject.support) else []
+        every = [self.source, self.subject.reference, *support, *beside]
+        return list({source.url: source for source in every}.values())
+
+
 class Fingerprints:
     """Fingerprints of all parts of a plan, from the SHA-256 of its files."""
 

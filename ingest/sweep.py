@@ -57,27 +57,33 @@ class Workspace:
     def __init__(self) -> None:
         """Start empty; buffers grow to the largest map seen."""
         self.serial = 0
-        self._parents = np.zeros(0, np.int32)
-        self._voxels = np.empty(0, np.int32)
-        self._found = np.empty(0, np.int32)
+        self._labels = np.zeros(0, np.int32)
+        self._voxels = [np.empty(0, np.int32) for _ in range(5)]
         self._buckets = np.empty(0, np.int16)
 
-    def take_parents(self, size: int) -> Indices:
-        """Lend the union-find parents, all zero; `return_parents` takes them back, zero again."""
-        lent, self._parents = self._parents, np.zeros(0, np.int32)
-        return lent if lent.size >= size else np.zeros(size, np.int32)
+    def lend(self, padded_voxels: int, components: int) -> tuple[Indices, Indices, Indices, Indices]:
+        """Lend labels, all zero, and three arrays over components: parents, sizes, numbers."""
+        labels, self._labels = self._labels, np.zeros(0, np.int32)
+        labels = labels if labels.size >= padded_voxels else np.zeros(padded_voxels, np.int32)
+        _, _, parents, sizes, numbers = self._grow(components)
+        return labels, parents, sizes, numbers
 
-    def return_parents(self, parents: Indices) -> None:
-        """Take back parents that are zero again. After an error they are not returned, and made anew."""
-        self._parents = parents
+    def take_back(self, labels: Indices) -> None:
+        """Take back labels that are zero again. After an error they are not handed back, and made anew."""
+        self._labels = labels
 
-    def visiting(self, voxels: int) -> tuple[Indices, Indices, NDArray[np.int16]]:
-        """Lend buffers for so many voxels: visiting order, voxels as found, and their buckets."""
-        if self._voxels.size < voxels:
-            self._voxels = np.empty(voxels, np.int32)
-            self._found = np.empty(voxels, np.int32)
+    def lend_lists(self, voxels: int) -> tuple[Indices, Indices, NDArray[np.int16]]:
+        """Lend room for a visiting order, voxels as found, and their buckets."""
+        order, found, *_ = self._grow(voxels + 1)
+        if self._buckets.size < voxels:
             self._buckets = np.empty(voxels, np.int16)
-        return self._voxels, self._found, self._buckets
+        return order, found, self._buckets
+
+    def _grow(self, size: int) -> list[Indices]:
+        """All lists, of at least that size."""
+        if self._voxels[0].size < size:
+            self._voxels = [np.empty(size, np.int32) for _ in range(5)]
+        return self._voxels
 
 
 @dataclass(frozen=True)
@@ -158,7 +164,7 @@ def order_voxels(
     padded_voxels = (planes + 2) * int(strides[0]) + int(strides[1]) + 1
     if padded_voxels > LARGEST_VOLUME:
         raise ValueError(f"a volume of shape {scores.shape} is beyond 2**30 voxels")
-    voxels, found, buckets = workspace.visiting(int(np.count_nonzero(inside)))
+    voxels, found, buckets = workspace.lend_lists(int(np.count_nonzero(inside)))
     bounds = np.zeros(BUCKETS, np.int64)
     count = _find_positive(along, inside, GRID, strides, found, buckets, bounds)
     if count < 0:
@@ -171,23 +177,28 @@ def order_voxels(
 
 
 class Forest(NamedTuple):
-    """Components of the predicted voxels.
+    """Components of the predicted voxels, numbered from 1 by birth: an older component was born at a higher score.
 
-    `parents` holds, per voxel of the padded volume: 0 not predicted, > 0 the parent, < 0 a root: minus its code. The
-    code of a component is `2 * voxels + kept`, with kept 1 where hysteresis keeps it.
+    A component that merges points to an older one, so a root is the oldest of its set, born at its highest bucket, and a
+    component is kept by hysteresis exactly when its root is among the births that qualify: `root < kept`.
     """
 
+    labels: Indices
+    """Component that each voxel of the padded volume was born in or joined; 0 where not predicted."""
     parents: Indices
+    """Older component that a component has merged into; itself for a root."""
+    sizes: Indices
+    """Voxels of each root."""
+    numbers: Indices
+    """Number of a root among the `Components` at hand: of no meaning unless that one points back."""
+    births: Counts
+    """Element b is 1 + the number of births at bucket b or above."""
     steps: Counts
     """Steps to the neighbours of a voxel."""
     minimums: Counts
     """Smallest voxel counts of the kept sets, ascending; the first is 0: hysteresis without pruning."""
     totals: Counts
     """Voxels of each kept set."""
-    births: Indices
-    """First voxels of components, in visiting order."""
-    birth_bounds: Counts
-    """Element b is the number of births at bucket b or above."""
 
 
 class Visits(NamedTuple):
@@ -235,8 +246,8 @@ class Fragments(NamedTuple):
     first: Counts
     held: Counts
     """Fragments of each lesion."""
-    anchor: Indices
-    """A voxel of the component; its root after each update."""
+    root: Indices
+    """Root of the component at the last update, or the label of a new voxel."""
     overlap: Indices
     component: Indices
     code: Indices
@@ -246,8 +257,6 @@ class Fragments(NamedTuple):
 class Components(NamedTuple):
     """The components that touch a lesion of one reference at one level."""
 
-    table: Indices
-    """Hash table: component number + 1 by root, open addressing."""
     root: Indices
     code: Indices
     rank: Indices
@@ -402,16 +411,16 @@ def _run(
     output: Output,
 ) -> Counts:
     """Run the compiled pass in the buffers of the workspace; the groups left to exact matching."""
-    workspace = order.workspace
-    parents = workspace.take_parents(order.padded_voxels)
-    _, births, _ = workspace.visiting(order.voxels.size)
+    labels, parents, sizes, numbers = order.workspace.lend(order.padded_voxels, order.voxels.size + 1)
     forest = Forest(
+        labels=labels,
         parents=parents,
+        sizes=sizes,
+        numbers=numbers,
+        births=np.zeros(BUCKETS + 1, np.int64),
         steps=neighbour_offsets(connectivity) @ order.strides,
         minimums=minimums,
         totals=np.zeros(minimums.size, np.int64),
-        births=births,
-        birth_bounds=np.zeros(BUCKETS + 1, np.int64),
     )
     visits = _visits(order, references, lesions)
     most = max((reference.lesion_ids.size for reference in references), default=0)
@@ -427,7 +436,7 @@ def _run(
         followed_floor,
         output,
     )
-    workspace.return_parents(parents)
+    order.workspace.take_back(labels)
     return deferred
 
 
@@ -459,12 +468,8 @@ def _fragments(sizes: Counts) -> Fragments:
 
 def _components(most: int) -> Components:
     """Room for the components that touch a reference of so many voxels; pages not written cost nothing."""
-    size = 1
-    while size < 2 * most:
-        size *= 2
     blank = [np.empty(most, np.int32) for _ in range(11)]
     return Components(
-        table=np.empty(size, np.int32),
         root=blank[0],
         code=blank[1],
         rank=blank[2],
@@ -609,195 +614,171 @@ def _sweep_levels(
     followed_floor: int,
     output: Output,
 ) -> Counts:
-    """The pass: flood each level, keep what qualifies, read the lesions off. Leaves the parents zero."""
+    """The pass: flood each level, keep what qualifies, read the lesions off. Leaves the labels zero."""
     deferred = np.ones(1024, np.int64)
+    kept = 1
+    forest.births[BUCKETS] = 1
     for level in range(LEVELS - 2, -1, -1):
         for bucket in (2 * level + 2, 2 * level + 1):
-            _flood(forest, voxels[bounds[bucket] : bounds[bucket - 1]], bucket)
-        _keep(forest, level + LEVELS)
+            _flood(forest, voxels[bounds[bucket] : bounds[bucket - 1]], bucket, kept)
+        _keep(forest, kept, forest.births[level + LEVELS])
+        kept = forest.births[level + LEVELS]
         output.predicted[0, level] = bounds[2 * level]
         output.predicted[1:, level] = forest.totals
         for reference in range(lesions.first.size - 1):
-            _append_visits(visits, fragments, reference, level)
-            if _is_unchanged(forest.parents, lesions, fragments, reference):
+            _append_visits(visits, forest.labels, fragments, reference, level)
+            if _is_unchanged(forest, lesions, fragments, reference, kept):
                 output.source[reference, level] = output.source[reference, level + 1]
             else:
                 where = (reference, level, followed_floor)
-                _update_fragments(forest, lesions, fragments, components, reference)
+                _update_fragments(forest, lesions, fragments, components, reference, kept)
                 deferred = _read_lesions(lesions, fragments, components, contacts, where, output, deferred)
-    _clear(forest.parents, voxels)
+    _clear(forest.labels, voxels)
     return deferred
 
 
 @compiled
-def _clear(parents: Indices, voxels: Indices) -> None:
-    """Make the parents zero again, voxel by voxel where few were visited."""
-    if voxels.size * 16 > parents.size:
-        parents[:] = 0
+def _clear(labels: Indices, voxels: Indices) -> None:
+    """Make the labels zero again, voxel by voxel where few were visited."""
+    if voxels.size * 16 > labels.size:
+        labels[:] = 0
     else:
         for voxel in voxels:
-            parents[voxel] = 0
+            labels[voxel] = 0
 
 
 @compiled
-def _root(parents: Indices, voxel: int) -> int:
-    """Root of a predicted voxel, halving the path on the way."""
-    above = int(parents[voxel])
-    while above > 0:
-        top = int(parents[above])
-        if top <= 0:
-            return above
-        parents[voxel] = top
-        voxel = top
-        above = int(parents[voxel])
-    return voxel
+def _root(parents: Indices, component: int) -> int:
+    """Oldest component that a component has merged into, halving the path on the way."""
+    parent = parents[component]
+    while parent != component:
+        parents[component] = parents[parent]
+        component = parents[component]
+        parent = parents[component]
+    return component
 
 
 @compiled
-def _count(code: int, sign: int, minimums: Counts, totals: Counts) -> None:
-    """Add a component to the totals of the kept sets it belongs to, or take it out."""
-    if code & 1:
-        for index in range(minimums.size):
-            if code >> 1 >= minimums[index]:
-                totals[index] += sign * (code >> 1)
+def _count(size: int, sign: int, minimums: Counts, totals: Counts) -> None:
+    """Add a kept component to the totals of the kept sets it belongs to, or take it out."""
+    for index in range(minimums.size):
+        if size >= minimums[index]:
+            totals[index] += sign * size
 
 
 @compiled
-def _join(parents: Indices, one: int, other: int, minimums: Counts, totals: Counts) -> int:
-    """Merge two components, the smaller below the larger; the root."""
-    code, other_code = -int(parents[one]), -int(parents[other])
-    if code < other_code:
-        one, other = other, one
-    merged = (code & ~1) + (other_code & ~1) + ((code | other_code) & 1)
-    parents[other] = one
-    parents[one] = -merged
-    if merged & 1:
-        _count(code, -1, minimums, totals)
-        _count(other_code, -1, minimums, totals)
-        _count(merged, 1, minimums, totals)
-    return one
-
-
-@compiled
-def _flood(forest: Forest, voxels: Indices, bucket: int) -> None:
+def _flood(forest: Forest, voxels: Indices, bucket: int, kept: int) -> None:
     """Predict the voxels of one bucket, joining them with their predicted neighbours."""
-    parents, steps, minimums, totals = forest.parents, forest.steps, forest.minimums, forest.totals
-    births = forest.birth_bounds[bucket + 1]
-    for number in voxels:
-        voxel = int(number)
+    labels, parents, sizes, steps = forest.labels, forest.parents, forest.sizes, forest.steps
+    births = forest.births[bucket + 1]
+    for voxel in voxels:
         root = 0
         for step in steps:
-            near = voxel + step
-            above = int(parents[near])
-            if above != 0 and near != root and (above != root or root == 0):
-                found = _root(parents, near)
+            label = labels[voxel + step]
+            if label != 0 and label != root:
+                found = _root(parents, label)
                 if root == 0:
                     root = found
                 elif found != root:
-                    root = _join(parents, root, found, minimums, totals)
+                    root = _join(forest, min(root, found), max(root, found), kept)
         if root == 0:
-            forest.births[births] = voxel
+            root = births
             births += 1
-            parents[voxel] = -2
+            parents[root] = root
+            sizes[root] = 1
+        elif root < kept:
+            _count(sizes[root], -1, forest.minimums, forest.totals)
+            sizes[root] += 1
+            _count(sizes[root], 1, forest.minimums, forest.totals)
         else:
-            code = -int(parents[root])
-            parents[voxel] = root
-            parents[root] = -(code + 2)
-            if code & 1:
-                _count(code, -1, minimums, totals)
-                _count(code + 2, 1, minimums, totals)
-    forest.birth_bounds[bucket] = births
+            sizes[root] += 1
+        labels[voxel] = root
+    forest.births[bucket] = births
 
 
 @compiled
-def _keep(forest: Forest, bucket: int) -> None:
-    """Keep the components whose highest bucket is this one."""
-    for index in range(forest.birth_bounds[bucket + 1], forest.birth_bounds[bucket]):
-        root = _root(forest.parents, forest.births[index])
-        code = -int(forest.parents[root])
-        if not code & 1:
-            forest.parents[root] = -(code + 1)
-            _count(code + 1, 1, forest.minimums, forest.totals)
+def _join(forest: Forest, older: int, younger: int, kept: int) -> int:
+    """Merge a component into an older one, which is kept if either is; the older."""
+    size, other = forest.sizes[older], forest.sizes[younger]
+    if older < kept:
+        _count(size, -1, forest.minimums, forest.totals)
+        if younger < kept:
+            _count(other, -1, forest.minimums, forest.totals)
+        _count(size + other, 1, forest.minimums, forest.totals)
+    forest.sizes[older] = size + other
+    forest.parents[younger] = older
+    return older
 
 
 @compiled
-def _append_visits(visits: Visits, fragments: Fragments, reference: int, level: int) -> None:
+def _keep(forest: Forest, first: int, last: int) -> None:
+    """Count the components born in a range that have merged into none older: they are kept from now on."""
+    for component in range(first, last):
+        if forest.parents[component] == component:
+            _count(forest.sizes[component], 1, forest.minimums, forest.totals)
+
+
+@compiled
+def _append_visits(visits: Visits, labels: Indices, fragments: Fragments, reference: int, level: int) -> None:
     """Add the reference voxels predicted at this level as fragments of one voxel."""
     for index in range(visits.bounds[reference, level + 1], visits.bounds[reference, level]):
         lesion = visits.lesions[index]
         slot = fragments.first[lesion] + fragments.held[lesion]
-        fragments.anchor[slot] = visits.voxels[index]
+        fragments.root[slot] = labels[visits.voxels[index]]
         fragments.overlap[slot] = 1
         fragments.code[slot] = 0
         fragments.held[lesion] += 1
 
 
 @compiled
-def _is_unchanged(parents: Indices, lesions: Lesions, fragments: Fragments, reference: int) -> bool:
-    """Whether every component that touches the reference has the code of the last update; a new fragment has none."""
+def _code(forest: Forest, root: int, kept: int) -> int:
+    """Size of a component and whether it is kept, as one number: `2 * voxels + kept`."""
+    return 2 * forest.sizes[root] + (root < kept)
+
+
+@compiled
+def _is_unchanged(forest: Forest, lesions: Lesions, fragments: Fragments, reference: int, kept: int) -> bool:
+    """Whether every component that touches the reference has the code of the last update; a new fragment has code 0."""
     for lesion in range(lesions.first[reference], lesions.first[reference + 1]):
         start = fragments.first[lesion]
         for slot in range(start, start + fragments.held[lesion]):
-            if parents[fragments.anchor[slot]] != -fragments.code[slot] or fragments.code[slot] == 0:
+            root = fragments.root[slot]
+            if forest.parents[root] != root or fragments.code[slot] != _code(forest, root, kept):
                 return False
     return True
 
 
 @compiled
 def _update_fragments(
-    forest: Forest, lesions: Lesions, fragments: Fragments, components: Components, reference: int
+    forest: Forest, lesions: Lesions, fragments: Fragments, components: Components, reference: int, kept: int
 ) -> None:
     """Look up the roots of the fragments, join those of one lesion and one component, and number the components."""
-    first, last = lesions.first[reference], lesions.first[reference + 1]
-    mask = _clear_table(components.table, int(np.sum(fragments.held[first:last])))
     count = 0
-    for lesion in range(first, last):
+    for lesion in range(lesions.first[reference], lesions.first[reference + 1]):
         start = fragments.first[lesion]
         write = start
         for slot in range(start, start + fragments.held[lesion]):
-            root = _root(forest.parents, fragments.anchor[slot])
-            component = _component_number(components, root, mask, count)
-            if component == count:
+            root = _root(forest.parents, fragments.root[slot])
+            component = int(forest.numbers[root])
+            if not 0 <= component < count or components.root[component] != root:
+                component = count
+                forest.numbers[root] = count
                 count += 1
                 components.root[component] = root
-                components.code[component] = -forest.parents[root]
-                components.rank[component] = _rank(components.code[component], forest.minimums)
                 components.lesion[component] = -1
+                components.code[component] = _code(forest, root, kept)
+                components.rank[component] = _rank(components.code[component], forest.minimums)
             if components.lesion[component] == lesion:
                 fragments.overlap[components.fragment[component]] += fragments.overlap[slot]
             else:
                 components.lesion[component] = lesion
                 components.fragment[component] = write
-                fragments.anchor[write] = root
+                fragments.root[write] = root
                 fragments.overlap[write] = fragments.overlap[slot]
                 fragments.component[write] = component
                 fragments.code[write] = components.code[component]
                 write += 1
         fragments.held[lesion] = write - start
-
-
-@compiled
-def _clear_table(table: Indices, entries: int) -> int:
-    """Empty as much of the hash table as so many entries need; the mask of that part."""
-    size = 2
-    while size < 2 * entries:
-        size *= 2
-    size = min(size, table.size)
-    table[:size] = 0
-    return size - 1
-
-
-@compiled
-def _component_number(components: Components, root: int, mask: int, count: int) -> int:
-    """Number of the component with this root, `count` for a new one."""
-    place = (int(root) * 0x9E3779B1 >> 8) & mask
-    while components.table[place] > 0:
-        number = components.table[place] - 1
-        if components.root[number] == root:
-            return number
-        place = (place + 1) & mask
-    components.table[place] = count + 1
-    return count
 
 
 @compiled

@@ -58,7 +58,7 @@ def load_subject(inputs: "SubjectKey") -> SubjectVolumes:
         brain, status = read_labels(inputs.brain.url, None).mask, "brain_mask"
     else:
         brain, status = read_scores(inputs.brain.url).values != 0, "image_nonzero"
-    _check_shape(inputs.brain, brain.shape, reference.shape)
+    check_shape(inputs.brain, brain.shape, reference.shape)
     return SubjectVolumes(np.ascontiguousarray(reference), np.ascontiguousarray(brain), status)
 
 
@@ -76,10 +76,15 @@ class SubjectKey:
         return cls(inputs.reference, inputs.support, inputs.brain is not None)
 
 
-def _check_shape(source: Source, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+def check_shape(source: Source, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Refuse a canonical image on another grid than the reference's.
+
+    Raises:
+        BadInput: The shapes differ.
+    """
     if found != expected:
         remedy = "Give all canonical images of a subject one grid"
-        raise BadInput(source.path, f"has shape {found}, the subject's reference has {expected}", remedy)
+        raise BadInput(source.url, f"has shape {found}, the subject's reference has {expected}", remedy)
 
 
 def resolve_transform(table: TransformTable, stored: tuple[int, ...], canonical: tuple[int, ...]) -> Transform:
@@ -117,26 +122,31 @@ def declared_transform(entry: Entry, source: Source, stored: tuple[int, ...], sh
     try:
         return resolve_transform(entry.transform, stored, shape)
     except ValueError as error:
-        raise BadInput(source.path, str(error), "Mend source_size or source_axis of the method's transform") from error
+        raise BadInput(source.url, str(error), "Mend source_size or source_axis of the method's transform") from error
 
 
-def load_own_reference(entry: Entry, source: Source, stored: tuple[int, ...] | None, shape: tuple[int, ...]) -> Mask:
+def check_own_shape(source: Source, found: tuple[int, ...], stored: tuple[int, ...]) -> None:
+    """Refuse an own reference of another shape than its map.
+
+    Raises:
+        BadInput: The shapes differ.
+    """
+    if found != stored:
+        raise BadInput(source.url, f"has shape {found}, its map has {stored}", "Store it on the grid of its map")
+
+
+def load_own_reference(source: Source, stored: tuple[int, ...]) -> Mask:
     """Read a method's own reference as stored.
 
     Args:
-        entry: The method.
-        source: Its own reference of one subject.
-        stored: Shape of its map, which it must share; None where the map was not read.
-        shape: Canonical shape.
+        source: The own reference of one subject.
+        stored: Shape of its map, which it must share.
 
     Raises:
         BadInput: The file is refused, or its shape is not the map's.
     """
     mask = read_labels(source.url, source.labels).mask
-    if stored is not None and mask.shape != stored:
-        found = f"has shape {mask.shape}, its map has {stored}"
-        raise BadInput(source.path, found, "Store the own reference on the grid of its map")
-    declared_transform(entry, source, mask.shape, shape)
+    check_own_shape(source, mask.shape, stored)
     return mask
 
 
@@ -153,7 +163,7 @@ def load_scores(entry: Entry, inputs: MapInputs, volumes: SubjectVolumes) -> tup
     values = read_scores(source.url).values
     transform = declared_transform(entry, source, values.shape, shape)
     if entry.kind == "baseline":
-        _check_shape(source, values.shape, shape)
+        check_shape(source, values.shape, shape)
         return _z_scored(source, values, volumes.brain), transform
     values = _finite(entry, source, values, transform, volumes.brain)
     if entry.fixed_scale is not None and entry.fixed_scale.kind == "identity":
@@ -173,7 +183,7 @@ def _check_unit_range(source: Source, values: Scores) -> None:
     low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
     if low < 0 or high > 1:
         found = f"holds scores from {low:g} to {high:g} where score_scale is identity, which means [0, 1]"
-        raise BadInput(source.path, found, "Declare score_scale = [low, high] or {quantiles = [0.001, 0.999]}")
+        raise BadInput(source.url, found, "Declare score_scale = [low, high] or {quantiles = [0.001, 0.999]}")
 
 
 def _finite(entry: Entry, source: Source, values: Scores, transform: Transform, brain: Mask) -> Scores:
@@ -184,12 +194,12 @@ def _finite(entry: Entry, source: Source, values: Scores, transform: Transform, 
     if entry.nan_outside_brain == "refuse":
         found = f"holds {count} NaN or infinite values"
         remedy = 'Mend the map, or declare nan_outside_brain = "zero" if they all lie outside the brain'
-        raise BadInput(source.path, found, remedy)
+        raise BadInput(source.url, found, remedy)
     bad = ~np.isfinite(values)
     inside = int(np.count_nonzero(map_nearest(bad, transform, brain.shape) & brain))
     if inside:
         found = f"holds NaN or infinite values at {inside} voxels inside the brain"
-        raise BadInput(source.path, found, 'Mend the map: nan_outside_brain = "zero" covers those outside only')
+        raise BadInput(source.url, found, 'Mend the map: nan_outside_brain = "zero" covers those outside only')
     return np.where(bad, np.float32(0), values)
 
 
@@ -197,7 +207,7 @@ def _z_scored(source: Source, image: Scores, brain: Mask) -> Scores:
     inside = image[brain].astype(np.float64)
     count = int(np.count_nonzero(~np.isfinite(inside)))
     if count:
-        raise BadInput(source.path, f"holds {count} NaN or infinite values inside the brain", "Mend the image")
+        raise BadInput(source.url, f"holds {count} NaN or infinite values inside the brain", "Mend the image")
     spread = float(inside.std()) if inside.size else 0.0
     scores = np.zeros(image.shape, np.float32)
     if spread > 0:

@@ -22,6 +22,7 @@ from typing import Literal
 
 import sqlglot
 from sqlglot import exp
+from sqlglot.errors import ParseError
 
 from expectations.tables import Table, columns_of, lake_tables
 from marts.declared import declared_tables
@@ -140,7 +141,7 @@ def _inputs(file: Path, text: str) -> tuple[str, ...]:
     """Tables that a SELECT reads, without its own common table expressions."""
     try:
         statements = [s for s in sqlglot.parse(text, dialect="duckdb") if s is not None]
-    except sqlglot.errors.ParseError as error:
+    except ParseError as error:
         raise BadMart(f"{file}: is not one SELECT: {error}") from error
     if len(statements) != 1 or not isinstance(statements[0], exp.Query):
         raise BadMart(f"{file}: holds {len(statements)} statements. A mart is one SELECT.")

@@ -3,6 +3,8 @@
 With them a mart reads every parameter by name (`from protocol`) and every level from a table, and never repeats one.
 """
 
+from typing import cast
+
 import polars as pl
 
 from expectations.protocol import Protocol, declaration
@@ -81,4 +83,4 @@ def _levels(protocol: Protocol) -> list[tuple[object, ...]]:
 
 
 def _text(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return ", ".join(map(str, cast(tuple[object, ...], value))) if isinstance(value, tuple) else str(value)

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import polars as pl
@@ -30,9 +31,9 @@ class Built:
     marts: Mapping[str, Mart]
 
 
-def open_for_building(file: Path, lake: Path) -> duckdb.DuckDBPyConnection:
-    """Open a new DuckDB file that reads parts relative to the lake."""
-    connection = duckdb.connect(file, config={"storage_compatibility_version": STORAGE_VERSION})
+def open_for_building(file: Path | None, lake: Path) -> duckdb.DuckDBPyConnection:
+    """Open a new DuckDB file (or one in memory) that reads parts relative to the lake."""
+    connection = duckdb.connect(file or ":memory:", config={"storage_compatibility_version": STORAGE_VERSION})
     connection.execute(f"set file_search_path = {quoted(str(lake))}")
     tune(connection)
     return connection
@@ -42,6 +43,12 @@ def tune(connection: duckdb.DuckDBPyConnection) -> None:
     """Settings of every connection: no progress bar, and no aggregate pushed below a join onto a whole curve."""
     connection.execute("set enable_progress_bar = false")
     connection.execute("set disabled_optimizers = 'partial_aggregate_pushdown'")
+
+
+def first_row(connection: duckdb.DuckDBPyConnection, sql: str, values: Sequence[object] = ()) -> tuple[Any, ...] | None:
+    """The first row of a query, or None; reads the result to its end, so that the connection is free again."""
+    rows = connection.execute(sql, list(values)).fetchall()
+    return rows[0] if rows else None
 
 
 def quoted(text: str) -> str:
@@ -150,8 +157,7 @@ def _comment(connection: duckdb.DuckDBPyConnection, table: Table, is_view: bool)
 
 
 def _is_view(connection: duckdb.DuckDBPyConnection, name: str) -> bool:
-    found = connection.execute("select count(*) from duckdb_views() where view_name = ?", [name]).fetchone()
-    return found is not None and found[0] > 0
+    return first_row(connection, "select 1 from duckdb_views() where view_name = ?", [name]) is not None
 
 
 def content_hash(connection: duckdb.DuckDBPyConnection, names: Sequence[str]) -> str:

@@ -111,9 +111,17 @@ def _reason(column: str, level: str, drop: Drop, choices: pl.DataFrame) -> str:
     """Why a level leaves: the reason of its thresholds where they are at fault, else what is missing."""
     if column == "threshold_rule_id":
         at_fault = choices.filter((pl.col("threshold_rule_id") == level) & (pl.col("status") != "ok"))
-        if not at_fault.is_empty():
-            method, reason = at_fault.sort("method_id", "budget_cm3").select("method_id", "reason").row(0)
-            return f"{method}: {reason}"
+        reasons = at_fault.get_column("reason").unique(maintain_order=True).to_list()
+        if len(reasons) == 1:
+            return str(reasons[0])
+        if reasons:
+            return "; ".join(f"{m} at {b:g} cm3: {r}" for m, b, r in _first_of_each(at_fault))
     if drop.is_unmeasured:
         return "not measured for every method"
     return "some of its universes have no score for every method; dropping it leaves the most universes"
+
+
+def _first_of_each(at_fault: pl.DataFrame) -> list[tuple[str, float, str]]:
+    """The first budget without a threshold of each method."""
+    first = at_fault.sort("method_id", "budget_cm3").unique("method_id", keep="first", maintain_order=True)
+    return [(str(m), float(b), str(r)) for m, b, r in first.select("method_id", "budget_cm3", "reason").iter_rows()]

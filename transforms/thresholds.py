@@ -1,7 +1,7 @@
 """How many exceedances a calibration set may show: exact arithmetic for CRC, a binomial bound for RCPS.
 
-Sources: conformal risk control (Angelopoulos et al., 2022, arXiv:2208.02814); risk-controlling prediction sets (Bates et
-al., 2021, doi:10.1145/3478535); the Clopper-Pearson bound (1934, doi:10.1093/biomet/26.4.404).
+Sources: conformal risk control (Angelopoulos et al., 2022, arXiv:2208.02814); risk-controlling prediction sets (Bates
+et al., 2021, doi:10.1145/3478535); the Clopper-Pearson bound (1934, doi:10.1093/biomet/26.4.404).
 """
 
 import math

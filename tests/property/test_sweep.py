@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cache
-from itertools import permutations
 
 import numpy as np
 import pytest
@@ -12,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import ndimage, optimize
-from skimage.filters import apply_hysteresis_threshold
 
-from ingest.lesions import Connectivity, label_reference, match_exactly
+from ingest.lesions import Connectivity, label_reference
 from ingest.sweep import LEVELS, Sweep, Workspace, order_voxels, sweep
 
 Mask = NDArray[np.bool_]
@@ -113,7 +111,9 @@ def twin(case: Case) -> dict[str, NDArray[np.generic]]:
     predicted = np.zeros((len(case.volumes), 3, LEVELS), np.int64)
     true_positive = np.zeros((*shape, 3, LEVELS), np.int64)
     hits = np.zeros((*shape, 3, 2, 4, LEVELS), np.int64)
-    followed = [i for i in range(1, sizes_of(lesions[0]).size) if sizes_of(lesions[0])[i] >= floors[0]] if lesions else []
+    followed = (
+        [i for i in range(1, sizes_of(lesions[0]).size) if sizes_of(lesions[0])[i] >= floors[0]] if lesions else []
+    )
     matched = np.zeros((len(followed), 3, LEVELS))
     overlap = np.zeros((len(followed), 3, LEVELS), np.int64)
     find = cache(lambda key, reference, floor: match(kept_labels[key], lesions[reference], floor))

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, cast
@@ -99,6 +100,15 @@ def test_ranking_equals_scikit_learn_and_scipy(digits: int | None, floor: float)
     assert found.ordinal_average_precision == pytest.approx(
         precision[positive[np.argsort(-scores, kind="stable")]].mean(), abs=1e-12
     )
+
+
+def test_sums_of_precisions_lose_no_digits() -> None:
+    generator = np.random.default_rng(9)
+    scores, positive = np.arange(200_000, 0, -1, dtype=np.float32), generator.random(200_000) < 0.5
+    terms = (np.cumsum(positive) / np.arange(1, 200_001))[positive]
+    exact = math.fsum(terms) / terms.size
+    found = rank_voxels(scores, positive)
+    assert found.average_precision == found.ordinal_average_precision == pytest.approx(exact, rel=2.3e-16, abs=0)
 
 
 def test_constant_map_is_undecided() -> None:

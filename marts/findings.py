@@ -1,0 +1,155 @@
+"""What a release says, as short tables for the terminal: gate, operating points, flips, variance, what was dropped.
+
+Each finding is a title, a SELECT over the marts and a sentence on how to read it; analysts can run the same SELECT.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import duckdb
+
+from marts.release import first_row
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One table of findings."""
+
+    title: str
+    reading: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with the SELECT that answers it."""
+
+    title: str
+    reading: str
+    sql: str
+
+
+QUESTIONS = (
+    Question(
+        "Geometry gate",
+        "Does each map lie where its reference does? A failed method is never ranked.",
+        """
+        select
+            method_id as method, verdict,
+            format('{} of {}', passed_count, n_subjects) as passed,
+            label_fidelity_count as "label fidelity", misregistered_count as misregistered,
+            not_assessable_count as "not assessable",
+            format('{:.3f}', dice_in_view_median) as "median overlap",
+            format('{:+.3f}', margin) as "margin to next"
+        from gate_summary join ranked_method using (method_id)
+        order by position
+        """,
+    ),
+    Question(
+        "Operating points at the reference budget (plain maps, test subjects)",
+        "The nominal budget only names how the threshold was chosen; the realised burden is what it came to.",
+        """
+        select
+            o.method_id as method, o.threshold_rule_id as rule, format('{:g}', o.budget_cm3) as "nominal cm3",
+            format('{:.3f}', o.threshold) as threshold,
+            format('{:.3f}', o.dice_mean) as "mean Dice", o.n_dice as n,
+            format('{:.1f}', o.burden_cm3_mean) as "realised mean cm3",
+            format('{:.1f}', o.burden_cm3_median) as median,
+            format('{:.1f}', o.burden_cm3_p95) as p95,
+            format('{:.0f} %', 100 * o.exceedance) as "above budget"
+        from operating_point as o
+        join ranked_method as m using (method_id)
+        cross join protocol
+        where o.postprocess_id = 'plain' and o.budget_cm3 = protocol.reference_budget_cm3
+            and o.threshold_rule_id in ('validation', 'crc_10', 'test_matched')
+        order by m.position, o.threshold_rule_id desc
+        """,
+    ),
+    Question(
+        "Pairs that flip (defensible universes)",
+        "Share of universes in which a pair takes its minority order. Near a half it is the evaluation's doing only if"
+        " both leads are sizeable; else the two are merely close.",
+        """
+        select
+            metric_id as metric, method_a || ' vs ' || method_b as pair,
+            format('{:.3f}', flip_share) as "flip share",
+            format('{:.4f}', median_abs_difference) as "median |difference|",
+            coalesce(format('{:.4f}', median_lead_a), '-') as "median lead of first",
+            coalesce(format('{:.4f}', median_lead_b), '-') as "of second",
+            greater_count + less_count + tie_count as universes
+        from flip_share
+        where universe_set = 'defensible' and not is_baseline_pair and flip_share > 0 and metric_id <> 'all'
+        order by flip_share desc, metric_id, pair
+        limit 12
+        """,
+    ),
+    Question(
+        "Whose is the variance? (defensible universes)",
+        "Within a metric, the ranking belongs to the method where the method's share is near 1.",
+        """
+        select
+            metric_id as metric,
+            format('{:.3f}', max(share) filter (term = 'method')) as method,
+            format('{:.3f}', max(share) filter (term = 'axes')) as "evaluation axes",
+            format('{:.3f}', max(share) filter (term = 'remainder')) as remainder,
+            max_by(term, share) filter (term not in ('total', 'method', 'axes', 'remainder')) as "largest axis term",
+            format('{:.3f}', max(share) filter (term not in ('total', 'method', 'axes', 'remainder'))) as "its share"
+        from variance_share
+        where universe_set = 'defensible'
+        group by metric_id
+        order by metric_id = 'all', metric_id
+        """,
+    ),
+    Question(
+        "Orders of the methods (defensible universes)",
+        "An order that every universe gives belongs to the methods; several orders belong to the evaluation.",
+        """
+        select metric_id as metric, method_order as "order", format('{:.1f} %', 100 * share) as universes
+        from order_share
+        where universe_set = 'defensible' and order_kind = 'weak'
+        qualify row_number() over (partition by metric_id order by share desc, method_order) <= 3
+        order by metric_id = 'all', metric_id, share desc, method_order
+        """,
+    ),
+    Question(
+        "Levels that left the multiverse",
+        "Dropped for all methods, so that every remaining universe has a score for each.",
+        """
+        select axis_column as axis, level_id as level, reason
+        from dropped_level
+        order by position
+        """,
+    ),
+)
+
+
+def answers(connection: duckdb.DuckDBPyConnection) -> Iterator[Shown]:
+    """Run every question on a release; a question without an answer (no flips, nothing dropped) says so by no rows."""
+    for question in QUESTIONS:
+        result = connection.execute(question.sql)
+        columns = tuple(str(column[0]) for column in result.description or ())
+        rows = tuple(tuple("-" if v is None else str(v) for v in row) for row in result.fetchall())
+        yield Shown(question.title, question.reading, columns, rows)
+
+
+def summary(connection: duckdb.DuckDBPyConnection) -> str:
+    """One sentence: how many universes were planned and scored, of how many methods and subjects."""
+    row = first_row(
+        connection,
+        """
+        select
+            (select count(*) from universe), (select count_if(status = 'ok') from universe),
+            (select count_if(status = 'ok' and is_defensible) from universe),
+            (select count_if(kind = 'method' and is_ranked) from ranked_method),
+            (select count_if(is_included and split = 'test') from cohort_subject),
+            (select count_if(is_included and split = 'validation') from cohort_subject),
+            (select count_if(not is_included) from cohort_subject)
+        """,
+    )
+    planned, scored, defensible, methods, test, validation, excluded = row or (0,) * 7
+    left_out = f"; {excluded} subjects left out (see cohort_subject)" if excluded else ""
+    return (
+        f"{scored:,} of {planned:,} universes per method are scored ({defensible:,} of them defensible), for {methods}"
+        f" methods on {test} test subjects, with thresholds from {validation} validation subjects{left_out}."
+    )

@@ -1,0 +1,148 @@
+"""Whether a release may be published: declared rules, checks beside the SQL, and the geometry gate.
+
+Small tables (the gate's, and the published marts) are guarded by Great Expectations suites derived from their
+declarations; large ones by SQL generated from the same declarations. A stop-check that fails keeps the live release.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import duckdb
+
+from expectations.suites import Finding, Guarded, geometry_frames, validate
+from expectations.tables import Column, Table, lake_tables
+from marts.catalog import Check
+from marts.release import Built, first_row, quoted
+
+GUARDED_ROWS = 100_000  # rows up to which a table is handed to Great Expectations as a frame
+EXAMPLES = 5
+
+
+def check_release(connection: duckdb.DuckDBPyConnection, built: Built, docs: Path | None) -> list[Finding]:
+    """Everything that a built release breaks.
+
+    Args:
+        connection: The release being built.
+        built: What it holds.
+        docs: Folder for the Data Docs of this validation; none are written without one.
+
+    Returns:
+        Findings, those that stop the release first; none when all is well.
+    """
+    guarded, large = _by_size(connection, built)
+    findings = validate([*_geometry(connection), *guarded], docs)
+    for table in large:
+        findings += declared_findings(connection, table, has_unique_key=table.name not in lake_tables())
+    for name, mart in built.marts.items():
+        if name in built.tables:
+            findings += check_findings(connection, mart.table, mart.checks)
+    for name, table in lake_tables().items():
+        findings += check_findings(connection, table, [Check("stop", *rule.split(" | ")) for rule in table.rules])
+        assert name in built.tables
+    findings += _gate_findings(connection, built)
+    return sorted(findings, key=lambda finding: finding.severity != "stop")
+
+
+def _by_size(connection: duckdb.DuckDBPyConnection, built: Built) -> tuple[list[Guarded], list[Table]]:
+    guarded: list[Guarded] = []
+    large: list[Table] = []
+    for name, table in built.tables.items():
+        if not table.columns:
+            continue
+        if _count(connection, f"select count(*) from {name}") <= GUARDED_ROWS and name != "gate_candidate":
+            guarded.append(Guarded(table, connection.sql(f"select * from {name}").pl()))
+        else:
+            large.append(table)
+    return guarded, large
+
+
+def _geometry(connection: duckdb.DuckDBPyConnection) -> list[Guarded]:
+    frames = [connection.sql(f"select * from {name}").pl() for name in ("gate_candidate", "gate_overlap")]
+    return geometry_frames(frames[0], frames[1], connection.sql("select subject_id, shape_2 from subject").pl())
+
+
+def _count(connection: duckdb.DuckDBPyConnection, query: str) -> int:
+    row = first_row(connection, query)
+    return 0 if row is None else int(row[0] or 0)
+
+
+def declared_findings(
+    connection: duckdb.DuckDBPyConnection, table: Table, has_unique_key: bool = True
+) -> list[Finding]:
+    """What a table's rows break of its declaration, by one SQL pass over it."""
+    rules = [rule for column in table.columns for rule in _sql_rules(column)]
+    findings: list[Finding] = []
+    if rules:
+        counts = ", ".join(f"count_if({violation})" for _, violation in rules)
+        row = first_row(connection, f"select {counts} from {table.name}") or ()
+        for (rule, violation), count in zip(rules, row, strict=True):
+            if count:
+                findings.append(_finding(connection, table, rule, violation, int(count), "stop", "Report this defect"))
+    if has_unique_key and table.key:
+        keys = ", ".join(table.key)
+        repeated = _count(connection, f"select count(*) - count(distinct ({keys})) from {table.name}")
+        if repeated:
+            findings.append(Finding(table.name, f"key ({keys}) repeats", "stop", repeated, (), "Report this defect"))
+    return findings
+
+
+def _sql_rules(column: Column) -> Iterator[tuple[str, str]]:
+    """Rules of a column as (in words, SQL that finds violations)."""
+    name, declared = column.name, column.declaration
+    if not column.nullable:
+        yield f"{name} is null", f"{name} is null"
+    if declared.type in ("f32", "f64"):
+        yield f"{name} is not finite", f"not isfinite({name})"
+    if declared.minimum is not None:
+        yield f"{name} is below {declared.minimum:g}", f"{name} < {declared.minimum}"
+    if declared.maximum is not None:
+        yield f"{name} is above {declared.maximum:g}", f"{name} > {declared.maximum}"
+    if column.values:
+        listed = ", ".join(quoted(value) for value in column.values)
+        yield f"{name} is none of {', '.join(column.values)}", f"{name} not in ({listed})"
+
+
+def check_findings(connection: duckdb.DuckDBPyConnection, table: Table, checks: Sequence[Check]) -> Iterator[Finding]:
+    """What a table's rows break of the checks beside it; a condition that is null counts as kept."""
+    for check in checks:
+        violation = f"not ({check.condition})"
+        count = _count(connection, f"select count_if({violation}) from {table.name}")
+        if count:
+            yield _finding(connection, table, check.condition, violation, count, check.severity, check.remedy)
+
+
+def _finding(
+    connection: duckdb.DuckDBPyConnection,
+    table: Table,
+    rule: str,
+    violation: str,
+    count: int,
+    severity: str,
+    remedy: str,
+) -> Finding:
+    keys = ", ".join(table.key) if table.key else "*"
+    query = f"select {keys} from {table.name} where {violation} limit {EXAMPLES}"
+    rows = connection.execute(query).fetchall()
+    names = table.key or table.column_names
+    examples = tuple(", ".join(f"{n}={v}" for n, v in zip(names, row, strict=True)) for row in rows)
+    return Finding(table.name, rule, "stop" if severity == "stop" else "warn", count, examples, remedy)
+
+
+def _gate_findings(connection: duckdb.DuckDBPyConnection, built: Built) -> list[Finding]:
+    """Methods that fail the geometry gate, and what the gate has to say of the others."""
+    if "gate_summary" not in built.tables:
+        return []
+    rows = connection.execute(
+        "select method_id, verdict, suggestion, n_subjects, gate_failure from gate_summary cross join protocol"
+        " where verdict = 'failed' or suggestion is not null order by method_id"
+    ).fetchall()
+    findings: list[Finding] = []
+    for method_id, verdict, suggestion, n_subjects, gate_failure in rows:
+        stops = verdict == "failed" and gate_failure == "stop"
+        rule = "the declared transform is not where the references overlap most" if verdict == "failed" else "gate"
+        rule = "the geometry gate cannot be assessed" if verdict == "not_assessable" else rule
+        rule = "the geometry gate passes by a small margin" if verdict == "passed" else rule
+        remedy = suggestion[0].upper() + suggestion[1:]
+        severity = "stop" if stops else "warn"
+        findings.append(Finding("gate_summary", rule, severity, n_subjects, (f"method_id={method_id}",), remedy))
+    return findings
