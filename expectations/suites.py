@@ -185,7 +185,8 @@ def suite(table: Table, rules: Sequence[Rule] = ()) -> "list[Expectation]":
     """
     if unknown := [rule.column for rule in rules if rule.column not in table.column_names]:
         raise ValueError(f"{table.name}: a rule is on {unknown[0]}, which is no column of it")
-    stated = [*_shape_expectations(table, table.columns), *_value_expectations(table, table.columns, rules)]
+    with warnings.catch_warnings(action="ignore"):
+        stated = [*_shape_expectations(table, table.columns), *_value_expectations(table, table.columns, rules)]
     words = Counter(expectation.description for expectation in stated)
     if repeated := [description for description, count in words.items() if count > 1]:
         raise ValueError(f"{table.name}: two rules say {repeated[0]!r}; give them different words")
@@ -620,12 +621,12 @@ def _geometry_rules(count: int, reach: int) -> tuple[Rule, ...]:
 
     return (
         truth("has_shape", "the subject's grid is known", ingest),
-        number("candidate_count", count, count, f"there are exactly {count} candidate transforms", ingest),
+        number("candidate_count", count, count, f"there are exactly {count} candidate transforms"),
         number("lowest_dz", -reach, reach, f"the lowest through-plane offset is {offsets}"),
         number("highest_dz", -reach, reach, f"the highest through-plane offset is {offsets}"),
         number("applied_count", 1, 1, "exactly one candidate is the applied transform"),
         number("moved_applied_count", 0, 0, "the applied candidate neither transposes nor flips, and has offset 0"),
-        number("overlap_count", 1, 1, "there is exactly one row of gate_overlap", ingest),
+        number("overlap_count", 1, 1, "there is exactly one row of gate_overlap"),
         number("wrong_dice_count", 0, 0, "Dice is there with a reference in view; without one it is null or 0"),
         number("wrong_centroid_count", 0, 0, "a centroid distance is null exactly where one of the masks is empty"),
         truth("has_view_fraction", "the share of the reference in view is null only where the reference is empty"),
@@ -635,14 +636,14 @@ def _geometry_rules(count: int, reach: int) -> tuple[Rule, ...]:
 
 def _pairs(candidate: pl.DataFrame, overlap: pl.DataFrame, shapes: pl.DataFrame) -> pl.DataFrame:
     """The numbers of `GEOMETRY_COLUMNS` for each method and subject of either table."""
-    measures = pl.col("in_view_fraction", "own_voxels", "in_view_voxels").first()
+    measures = pl.col("in_view_fraction", "own_in_view_voxels", "in_view_voxels").first()
     overlaps = overlap.group_by(KEY).agg(measures, overlap_count=pl.len())
     numbers = candidate.join(overlaps, on=KEY, how="left").group_by(KEY).agg(**_candidate_numbers())
     is_known = {"reference_voxels", "reference_outside_voxels"} <= set(shapes.columns)
     reference = (
         pl.col("reference_voxels") + pl.col("reference_outside_voxels") if is_known else pl.col("in_view_voxels")
     )
-    own, view = pl.col("own_voxels"), pl.col("in_view_voxels")
+    own, view = pl.col("own_in_view_voxels"), pl.col("in_view_voxels")
     counts = ("candidate_count", "applied_count", "moved_applied_count", "overlap_count")
     return (
         pl.concat([candidate.select(KEY), overlap.select(KEY)])
@@ -671,7 +672,7 @@ def _candidate_numbers() -> dict[str, pl.Expr]:
     # Only the applied candidate's own voxels are counted; of the others it is known that voxels overlap or none do.
     wrong_centroid = (
         pl.when(applied)
-        .then(has_centroid == ((pl.col("own_voxels") == 0) | (view == 0)))
+        .then(has_centroid == ((pl.col("own_in_view_voxels") == 0) | (view == 0)))
         .otherwise(pl.when(has_centroid).then(~has_dice | (view == 0)).otherwise(dice > 0))
     )
     return {
