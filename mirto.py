@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from expectations.study import Study
@@ -43,7 +45,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-out = Console(highlight=False)
+WIDTH = None if sys.stdout.isatty() else 140  # a file or pipe has no width of its own
+out = Console(highlight=False, width=WIDTH)
 err = Console(stderr=True, highlight=False)
 
 DemoFolder = Annotated[Path, typer.Argument(help="Where to put the phantom study and its lake.")]
@@ -411,16 +414,17 @@ def _show_findings(lake: Path) -> None:
             if shown.rows:
                 out.print()
                 _show_table(shown.title, shown.columns, shown.rows)
-                out.print(shown.reading, style="dim", soft_wrap=True)
+                out.print(shown.reading, style="dim")
 
 
 def _show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(title=title or None, title_justify="left", title_style="bold")
+    table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.padding, table.pad_edge = (0, 1, 0, 0), False
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(Text(column), overflow="fold")
     for row in rows:
-        table.add_row(*row)
-    out.print(table, markup=False)
+        table.add_row(*map(Text, row))
+    out.print(table)
 
 
 def _cell(value: object) -> str:

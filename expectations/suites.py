@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 Severity = Literal["stop", "warn"]
 
 EXAMPLES = 5
+SITE = "suites"
 KEY = ("method_id", "subject_id")
 GX_SEVERITIES: dict[Severity, str] = {"stop": "critical", "warn": "warning"}
 PANDAS_TYPES: dict[ColumnType, str] = {
@@ -54,6 +55,21 @@ PANDAS_TYPES: dict[ColumnType, str] = {
     "i64": "int64",
     "f32": "float32",
     "f64": "float64",
+}
+
+GEOMETRY_COLUMNS: dict[str, tuple[ColumnType, str]] = {
+    "slice_count": ("i64", "Slices of the canonical grid"),
+    "has_shape": ("bool", "Whether the subject has a row in `subject`"),
+    "candidate_count": ("i64", "Rows of `gate_candidate`"),
+    "lowest_dz": ("i64", "Lowest through-plane offset among the candidates"),
+    "highest_dz": ("i64", "Highest through-plane offset among the candidates"),
+    "applied_count": ("i64", "Candidates that are marked as applied"),
+    "moved_applied_count": ("i64", "Applied candidates that transpose, flip or move through the plane"),
+    "overlap_count": ("i64", "Rows of `gate_overlap`"),
+    "wrong_dice_count": ("i64", "Candidates that lack a Dice which has a value, or have one which has none"),
+    "wrong_centroid_count": ("i64", "Candidates that lack a centroid distance, or have one, against the voxel counts"),
+    "has_view_fraction": ("bool", "Whether the share of the reference in view is there, or the reference is empty"),
+    "excess_dice": ("f64", "Dice of the applied candidate above the best that the two voxel counts allow"),
 }
 
 # The policy makes a browser refuse whatever a page could fetch or run, now or under a later version of the library.
@@ -76,13 +92,13 @@ ol, ul { list-style: none; margin: 0; padding: 0; }
 .breadcrumb li + li::before { content: " / "; }
 .alert-secondary { border-bottom: 2px solid #d5d9dd; margin-top: 1.5rem; }
 .nav li { display: inline-block; margin-right: 1rem; }
-.ge-section { clear: both; }
+.navbar { height: auto !important; }
 .passed, .text-success { color: #1b6e34; }
 .warned, .text-warning { color: #8a5a00; }
 .stopped, .text-danger { color: #b3261e; }
 .fas { font-style: normal; font-weight: 700; }
-.fa-check-circle::before { content: "\2713"; }
-.fa-times::before { content: "\2717"; }
+.fa-check-circle::before { content: "\\2713"; }
+.fa-times::before { content: "\\2717"; }
 .fa-exclamation-triangle::before { content: "!"; }
 .card.mb-3, .collapse, [data-toggle="collapse"], [hidden] { display: none; }
 </style>
@@ -178,7 +194,7 @@ def suite(table: Table, rules: Sequence[Rule] = ()) -> "list[Expectation]":
 
     Returns:
         Columns in their order, types, then column by column nulls, ranges and values, the key, and the rules. Floats
-        must be finite (neither NaN nor infinite) where they are not null.
+        must be finite (neither NaN nor infinite) where they are not null. Descriptions are escaped for HTML.
 
     Raises:
         ValueError: A rule is on a column that the table does not have, or two say the same words.
@@ -187,7 +203,7 @@ def suite(table: Table, rules: Sequence[Rule] = ()) -> "list[Expectation]":
         raise ValueError(f"{table.name}: a rule is on {unknown[0]}, which is no column of it")
     with warnings.catch_warnings(action="ignore"):
         stated = [*_shape_expectations(table, table.columns), *_value_expectations(table, table.columns, rules)]
-    words = Counter(expectation.description for expectation in stated)
+    words = Counter(html.unescape(expectation.description) for expectation in stated)
     if repeated := [description for description, count in words.items() if count > 1]:
         raise ValueError(f"{table.name}: two rules say {repeated[0]!r}; give them different words")
     return stated
@@ -278,7 +294,7 @@ def _rule_expectation(rule: Rule) -> "Expectation":
     """A rule's range or values."""
     from great_expectations import expectations as gx
 
-    words = _Words(description=rule.description, severity=GX_SEVERITIES[rule.severity], notes=rule.remedy)
+    words = _words(rule.description, rule.severity, rule.remedy)
     if rule.values:
         return gx.ExpectColumnValuesToBeInSet(column=rule.column, value_set=rule.values, **words)
     low, high = rule.minimum, rule.maximum
@@ -293,7 +309,12 @@ def _declared(table: Table, description: str) -> _Words:
         if isinstance(table, LakeTable)
         else f"Mend the SELECT of {table.name}, or what it is declared to be; the live release stays as it is."
     )
-    return _Words(description=description, severity=GX_SEVERITIES["stop"], notes=remedy)
+    return _words(description, "stop", remedy)
+
+
+def _words(description: str, severity: Severity, remedy: str) -> _Words:
+    """Words of an expectation; the library writes a description into its pages as it stands, so it is escaped."""
+    return _Words(description=html.escape(description, quote=False), severity=GX_SEVERITIES[severity], notes=remedy)
 
 
 def validate(guarded: Sequence[Guarded], docs: Path | None = None) -> list[Finding]:
@@ -303,14 +324,15 @@ def validate(guarded: Sequence[Guarded], docs: Path | None = None) -> list[Findi
 
     Args:
         guarded: The frames, each of a table of its own name. Without rows a frame keeps every rule about rows.
-        docs: Folder for the HTML pages, made where it is missing; `index.html` lists the suites with their outcome and
-            every finding. Pages of an earlier run there are replaced. Nothing in them is fetched from elsewhere.
+        docs: Folder for the HTML pages, made where it is missing: `index.html` lists the suites with their outcome and
+            every finding; the folder `suites` beside it, replaced as a whole, holds the pages of each. Nothing in them
+            is fetched from elsewhere.
 
     Returns:
         One finding per rule that rows break, in the order of the frames and of their suites.
 
     Raises:
-        SuiteBroken: An expectation could not be evaluated.
+        SuiteBroken: An expectation could not be evaluated, or a page not be written.
         ValueError: Two frames are of one table, or a rule is on a column that its table does not have.
     """
     names = [one.table.name for one in guarded]
@@ -350,15 +372,13 @@ def _new_context(docs: Path | None) -> "EphemeralDataContext":
         ProgressBarsConfig,
     )
 
-    site = {
-        "class_name": "SiteBuilder",
-        "show_how_to_buttons": False,
-        "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs and docs.resolve())},
-        "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
-    }
+    sites: dict[str, object] = {}
+    if docs is not None:
+        backend = {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs.resolve() / SITE)}
+        sites["docs"] = {"class_name": "SiteBuilder", "show_how_to_buttons": False, "store_backend": backend}
     config = DataContextConfig(
         store_backend_defaults=InMemoryStoreBackendDefaults(),
-        data_docs_sites={} if docs is None else {"docs": site},
+        data_docs_sites=sites,
         progress_bars=ProgressBarsConfig(globally=False),
         analytics_enabled=False,
     )
@@ -409,7 +429,9 @@ def _pandas_values(series: pl.Series) -> "pd.api.extensions.ExtensionArray | NDA
     import pandas as pd
 
     if series.dtype not in POLARS_TYPES.values():
-        return series.to_pandas(use_pyarrow_extension_array=True).array
+        # No column is declared so, and nothing but the type is judged: its name stands for the values, since some
+        # types (a sum that DuckDB widens to 128 bits, say) have no counterpart in pandas.
+        return pd.Categorical([str(series.dtype)]).repeat(len(series))
     null = series.is_null()
     if series.dtype.is_float():
         # Pandas takes NaN for a null, unless it is masked apart: a NaN must be found.
@@ -432,14 +454,15 @@ def _finding(
         SuiteBroken: It could not be evaluated.
     """
     stated = result.expectation_config
+    rule = html.unescape(stated.description)
     if (error := _error(result)) is not None:
-        raise SuiteBroken(f"{table.name}: that {stated.description} could not be checked: {error}")
+        raise SuiteBroken(f"{table.name}: that {rule} could not be checked: {error}")
     if result.success:
         return None
     severity: Severity = "stop" if stated.severity == GX_SEVERITIES["stop"] else "warn"
     count = result.result.get("unexpected_count", len(frame))
-    examples = _examples(result, key) if "unexpected_count" in result.result else _shape(frame, result)
-    return Finding(table.name, stated.description, severity, count, examples, stated.notes)
+    examples = _examples(frame, key, result) if "unexpected_count" in result.result else _shape(frame, result)
+    return Finding(table.name, rule, severity, count, examples, stated.notes)
 
 
 def _error(result: "ExpectationValidationResult") -> str | None:
@@ -455,24 +478,27 @@ def _shape(frame: pl.DataFrame, result: "ExpectationValidationResult") -> tuple[
     return (f"found {', '.join(frame.columns) if column is None else frame.schema[column]}",)
 
 
-def _examples(result: "ExpectationValidationResult", key: Sequence[str]) -> tuple[str, ...]:
+def _examples(frame: pl.DataFrame, key: Sequence[str], result: "ExpectationValidationResult") -> tuple[str, ...]:
     """Rows that break a rule, by label, with the value where the label does not hold it."""
     labels: list[str] = result.result["unexpected_index_list"]
     column = result.expectation_config.kwargs.get("column")
     if column is None or column in key:
         return tuple(dict.fromkeys(labels))[:EXAMPLES]
-    is_null = result.expectation_config.type == "expect_column_values_to_not_be_null"
-    found = zip(labels, result.result["unexpected_list"], strict=True)
-    return tuple(f"{label}, {column}={'null' if is_null else value}" for label, value in islice(found, EXAMPLES))
+    if result.expectation_config.type == "expect_column_values_to_not_be_null":
+        return tuple(f"{label}, {column}=null" for label in labels[:EXAMPLES])
+    found = islice(zip(labels, result.result["unexpected_list"], strict=True), EXAMPLES)
+    is_truth = frame.schema[column] == pl.Boolean
+    return tuple(f"{label}, {column}={str(value).lower() if is_truth else value}" for label, value in found)
 
 
 def _write_docs(context: "EphemeralDataContext", docs: Path, outcomes: Sequence[_Outcome]) -> None:
     """Build the library's site, make its pages whole without the web, and put our index before them."""
-    for section in ("validations", "expectations"):
-        shutil.rmtree(docs / section, ignore_errors=True)
+    site = docs / SITE
+    shutil.rmtree(site, ignore_errors=True)
+    site.mkdir(parents=True)
     context.build_data_docs(build_index=False)
-    shutil.rmtree(docs / "static", ignore_errors=True)  # fonts and pictures that no page needs any more
-    for page in docs.glob("*/**/*.html"):
+    shutil.rmtree(site / "static", ignore_errors=True)  # fonts and pictures that no page needs any more
+    for page in site.rglob("*.html"):
         page.write_text(_detached(page.read_text(encoding="utf-8")), encoding="utf-8")
     (docs / "index.html").write_text(_index(docs, outcomes), encoding="utf-8")
 
@@ -480,7 +506,9 @@ def _write_docs(context: "EphemeralDataContext", docs: Path, outcomes: Sequence[
 def _detached(page: str) -> str:
     """A page of the library without what it fetches, runs or advertises, and with our style."""
     page = re.sub(r"<(script|style|footer)\b.*?</\1>|<(link|img)\b[^>]*>", "", page, flags=re.DOTALL)
-    page = re.sub(r"> *Data asset: None<br>", ">", page)
+    page = re.sub(r"> *Data asset: None<br>", ">", page).replace(" / __none__ / ", " / ")
+    page = page.replace("CategoricalDtypeType", "another type")
+    page = re.sub(r"(href=\"(?:\.\./)+)index\.html", r"\1../index.html", page)
     page = re.sub(r">\s*Index\s*<", ">Rows<", page)
     page = re.sub(r">((\w+)=[^<]+)<", _one_row_a_line, page)
     return page.replace("<head>", f"<head>{HEAD}", 1)
@@ -494,7 +522,7 @@ def _one_row_a_line(cell: re.Match[str]) -> str:
 def _index(docs: Path, outcomes: Sequence[_Outcome]) -> str:
     """The first page: suites with their outcome, and every finding."""
     suites = _table(
-        ("Suite", "Outcome", "Rows", "Rules", "Broken", "One row is"), [_suite_cells(docs, one) for one in outcomes]
+        ("Suite", "Outcome", "Rows", "Rules", "Broken", "Description"), [_suite_cells(docs, one) for one in outcomes]
     )
     findings = [finding for one in outcomes for finding in one.findings]
     told = _table(
@@ -511,13 +539,15 @@ def _index(docs: Path, outcomes: Sequence[_Outcome]) -> str:
 
 def _suite_cells(docs: Path, one: _Outcome) -> list[str]:
     """One line of the list of suites, with links to its pages."""
-    name = one.table.name
-    result = next((docs / "validations" / name).glob("**/*.html")).relative_to(docs).as_posix()
+    name, place = one.table.name, one.table.name.replace(".", "/")  # the library makes a folder of every dot
+    result = next((docs / SITE / "validations" / place / "__none__").rglob("*.html"), None)
+    if result is None:
+        raise SuiteBroken(f"{name}: its page of the Data Docs could not be written")
     return [
-        f"<a href='{quote(result)}'>{html.escape(name)}</a>",
+        f"<a href='{quote(result.relative_to(docs).as_posix())}'>{html.escape(name)}</a>",
         f"<b class='{one.verdict}'>{one.verdict}</b>",
         f"{one.row_count:,}",
-        f"<a href='expectations/{quote(name)}.html'>{one.expectation_count}</a>",
+        f"<a href='{SITE}/expectations/{quote(place)}.html'>{one.expectation_count}</a>",
         f"{len(one.findings)}",
         html.escape(one.table.row),
     ]
@@ -579,22 +609,6 @@ def geometry_frames(gate_candidate: pl.DataFrame, gate_overlap: pl.DataFrame, sh
     ]
 
 
-GEOMETRY_COLUMNS: dict[str, tuple[ColumnType, str]] = {
-    "slice_count": ("i64", "Slices of the canonical grid"),
-    "has_shape": ("bool", "Whether the subject has a row in `subject`"),
-    "candidate_count": ("i64", "Rows of `gate_candidate`"),
-    "lowest_dz": ("i64", "Lowest through-plane offset among the candidates"),
-    "highest_dz": ("i64", "Highest through-plane offset among the candidates"),
-    "applied_count": ("i64", "Candidates that are marked as applied"),
-    "moved_applied_count": ("i64", "Applied candidates that transpose, flip or move through the plane"),
-    "overlap_count": ("i64", "Rows of `gate_overlap`"),
-    "wrong_dice_count": ("i64", "Candidates that lack a Dice which has a value, or have one which has none"),
-    "wrong_centroid_count": ("i64", "Candidates that lack a centroid distance, or have one, against the voxel counts"),
-    "has_view_fraction": ("bool", "Whether the share of the reference in view is there, or the reference is empty"),
-    "excess_dice": ("f64", "Dice of the applied candidate above the best that the two voxel counts allow"),
-}
-
-
 def _geometry_table(name: str) -> Table:
     """A derived table of the gate, with a row per method and subject."""
     columns = (
@@ -644,6 +658,7 @@ def _pairs(candidate: pl.DataFrame, overlap: pl.DataFrame, shapes: pl.DataFrame)
         pl.col("reference_voxels") + pl.col("reference_outside_voxels") if is_known else pl.col("in_view_voxels")
     )
     own, view = pl.col("own_in_view_voxels"), pl.col("in_view_voxels")
+    has_fraction = pl.col("in_view_fraction").is_not_null()
     counts = ("candidate_count", "applied_count", "moved_applied_count", "overlap_count")
     return (
         pl.concat([candidate.select(KEY), overlap.select(KEY)])
@@ -655,7 +670,7 @@ def _pairs(candidate: pl.DataFrame, overlap: pl.DataFrame, shapes: pl.DataFrame)
             pl.col(*counts).fill_null(0),
             slice_count=pl.col("shape_2"),
             has_shape=pl.col("shape_2").is_not_null(),
-            has_view_fraction=pl.col("in_view_fraction").is_not_null() | (reference == 0),
+            has_view_fraction=pl.when(pl.col("overlap_count") > 0).then(has_fraction | (reference == 0)),
             excess_dice=(pl.col("applied_dice") - 2 * pl.min_horizontal(own, view) / (own + view)).fill_nan(None),
         )
         .select(*KEY, *(pl.col(name).cast(POLARS_TYPES[kind]) for name, (kind, _) in GEOMETRY_COLUMNS.items()))

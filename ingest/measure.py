@@ -261,8 +261,8 @@ def _file_row(task: FileTask, source: Source) -> tuple[object, ...]:
     return (
         source.path,
         source.role,
-        source.subject_id,
         source.method_id,
+        source.subject_id,
         source.contrast,
         *task.digests[source.url],
         "x".join(map(str, header.shape)),

@@ -41,6 +41,9 @@ HIT_CRITERIA = ("iou_10", "iou_25", "iou_50", "any_overlap")
 LARGEST_VOLUME = 2**30
 """Padded voxels. Up to it, `2 * voxels + 1` fits int32, and sums of products of two voxel counts fit int64."""
 
+BLOCK = 32
+"""Voxels whose neighbours are read ahead: their cache lines fit the first-level cache."""
+
 TIE = 1e-9
 """Totals of IoU closer than this are compared in integers. Floating point errs by some 1e-16 per matched lesion."""
 
@@ -179,8 +182,8 @@ def order_voxels(
 class Forest(NamedTuple):
     """Components of the predicted voxels, numbered from 1 by birth: an older component was born at a higher score.
 
-    A component that merges points to an older one, so a root is the oldest of its set, born at its highest bucket, and a
-    component is kept by hysteresis exactly when its root is among the births that qualify: `root < kept`.
+    A component that merges points to an older one, so a root is the oldest of its set, born at its highest bucket, and
+    hysteresis keeps a component exactly when its root is among the births that qualify: `root < kept`.
     """
 
     labels: Indices
@@ -211,23 +214,27 @@ class Visits(NamedTuple):
 
 
 class Lesions(NamedTuple):
-    """State of each lesion, all references in one list. Columns are the filters of components: all, then kept sets."""
+    """State of each lesion, all references in one list.
+
+    F counts the sets of lesions (all, then those above each floor) and P the filters of components (all, then the kept
+    sets); both are nested.
+    """
 
     first: Counts
     """First lesion of each reference, and the number of all."""
     sizes: Counts
     floors: Counts
-    """Smallest voxel counts of the sets of lesions, ascending; the first is 0: no floor."""
+    """Smallest voxel counts of the sets of lesions, ascending; the first is 0."""
     rows: Counts
     """Row of the lesion in the outputs that follow lesions, or -1."""
     overlap: Counts
-    """Predicted voxels."""
+    """Predicted voxels [lesion, P]."""
     shared: Counts
-    """Overlap of the component matched so far; 0 for none."""
+    """Overlap of the component matched so far, 0 for none [lesion, F, P]."""
     union: Counts
-    """Union with that component; 1 for none."""
-    contact_bounds: Counts
-    """First contact of each lesion, and one past its last."""
+    """Union with that component, 1 for none [lesion, F, P]."""
+    head: Counts
+    """First contact of the lesion, or -1."""
     degree: Counts
     """Bridges that would be better than what the lesion has."""
     leaf: Reals
@@ -246,12 +253,15 @@ class Fragments(NamedTuple):
     first: Counts
     held: Counts
     """Fragments of each lesion."""
+    lesion: Indices
     root: Indices
     """Root of the component at the last update, or the label of a new voxel."""
-    overlap: Indices
-    component: Indices
     code: Indices
     """Code of the component at the last update."""
+    overlap: Indices
+    component: Indices
+    following: Indices
+    """Next fragment of the same component, or -1."""
 
 
 class Components(NamedTuple):
@@ -261,13 +271,16 @@ class Components(NamedTuple):
     code: Indices
     rank: Indices
     """Number of the last filter passed: 0 predicted, 1 kept by hysteresis, 2... above the pruning sizes."""
-    lesion: Indices
-    """Last lesion seen touching it."""
-    fragment: Indices
     degree: Indices
-    """Lesions above the floor touched."""
+    """Lesions of each set touched [component, F]."""
     head: Indices
-    """First contact of the component, or -1."""
+    """First fragment, of the lowest lesion."""
+    last: Indices
+    """Last fragment."""
+    bridges: Indices
+    """The components that touch several lesions."""
+    contacts: Indices
+    """First contact, of the lowest lesion; the others stand behind it."""
     owner: Indices
     """Contact with the lesion assigned, or -1."""
     came: Indices
@@ -280,7 +293,7 @@ class Components(NamedTuple):
 
 
 class Contacts(NamedTuple):
-    """Pairs of a lesion and a bridge (a component that touches several lesions)."""
+    """Pairs of a lesion and a bridge (a component that touches several lesions of the set), bridge by bridge."""
 
     lesion: Indices
     component: Indices
@@ -288,7 +301,7 @@ class Contacts(NamedTuple):
     union: Indices
     weight: Reals
     following: Indices
-    """Next contact of the same bridge, or -1."""
+    """Next contact of the same lesion, or -1."""
     active: Indices
 
 
@@ -369,16 +382,16 @@ def _lesions(references: Sequence[LabelledReference], floors: Counts, floor: int
     if references:
         followed = np.flatnonzero(references[0].sizes >= floor)
         rows[followed] = np.arange(followed.size)
-    blank = [np.zeros(count, np.int64) for _ in range(4)]
+    blank = [np.zeros(count, np.int64) for _ in range(5)]
     return Lesions(
         first=first,
         sizes=sizes,
         floors=floors,
         rows=rows,
         overlap=np.zeros((count, filters), np.int64),
-        shared=np.zeros((count, filters), np.int64),
-        union=np.ones((count, filters), np.int64),
-        contact_bounds=np.zeros((count, 2), np.int64),
+        shared=np.zeros((count, floors.size, filters), np.int64),
+        union=np.ones((count, floors.size, filters), np.int64),
+        head=blank[4],
         degree=blank[0],
         leaf=np.zeros(count),
         dual=np.zeros(count),
@@ -431,7 +444,7 @@ def _run(
         visits,
         lesions,
         _fragments(lesions.sizes),
-        _components(most),
+        _components(most, lesions.floors.size),
         _contacts(most),
         followed_floor,
         output,
@@ -462,25 +475,35 @@ def _visits(order: VisitingOrder, references: Sequence[LabelledReference], lesio
 def _fragments(sizes: Counts) -> Fragments:
     """No fragments yet, and room for as many as the lesions have voxels."""
     first = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-    blank = [np.empty(int(first[-1]), np.int32) for _ in range(4)]
-    return Fragments(first, np.zeros(sizes.size, np.int64), blank[0], blank[1], blank[2], blank[3])
+    blank = [np.empty(int(first[-1]), np.int32) for _ in range(5)]
+    return Fragments(
+        first=first,
+        held=np.zeros(sizes.size, np.int64),
+        lesion=np.repeat(np.arange(sizes.size, dtype=np.int32), sizes),
+        root=blank[0],
+        code=blank[1],
+        overlap=blank[2],
+        component=blank[3],
+        following=blank[4],
+    )
 
 
-def _components(most: int) -> Components:
+def _components(most: int, floors: int) -> Components:
     """Room for the components that touch a reference of so many voxels; pages not written cost nothing."""
-    blank = [np.empty(most, np.int32) for _ in range(11)]
+    blank = [np.empty(most, np.int32) for _ in range(10)]
     return Components(
         root=blank[0],
         code=blank[1],
         rank=blank[2],
-        lesion=blank[3],
-        fragment=blank[4],
-        degree=blank[5],
-        head=blank[6],
+        degree=np.empty((most, floors), np.int32),
+        head=blank[3],
+        last=blank[4],
+        bridges=blank[5],
+        contacts=blank[6],
         owner=blank[7],
         came=blank[8],
         done=blank[9],
-        touched=blank[10],
+        touched=np.empty(most, np.int32),
         reach=np.empty(most),
         dual=np.empty(most),
     )
@@ -616,11 +639,12 @@ def _sweep_levels(
 ) -> Counts:
     """The pass: flood each level, keep what qualifies, read the lesions off. Leaves the labels zero."""
     deferred = np.ones(1024, np.int64)
+    near = np.zeros(forest.steps.size + 1, np.int64)
     kept = 1
     forest.births[BUCKETS] = 1
     for level in range(LEVELS - 2, -1, -1):
         for bucket in (2 * level + 2, 2 * level + 1):
-            _flood(forest, voxels[bounds[bucket] : bounds[bucket - 1]], bucket, kept)
+            _flood(forest, voxels[bounds[bucket] : bounds[bucket - 1]], bucket, kept, near)
         _keep(forest, kept, forest.births[level + LEVELS])
         kept = forest.births[level + LEVELS]
         output.predicted[0, level] = bounds[2 * level]
@@ -631,8 +655,8 @@ def _sweep_levels(
                 output.source[reference, level] = output.source[reference, level + 1]
             else:
                 where = (reference, level, followed_floor)
-                _update_fragments(forest, lesions, fragments, components, reference, kept)
-                deferred = _read_lesions(lesions, fragments, components, contacts, where, output, deferred)
+                bridges = _update_fragments(forest, lesions, fragments, components, reference, kept)
+                deferred = _read_lesions(lesions, fragments, components, contacts, bridges, where, output, deferred)
     _clear(forest.labels, voxels)
     return deferred
 
@@ -667,33 +691,70 @@ def _count(size: int, sign: int, minimums: Counts, totals: Counts) -> None:
 
 
 @compiled
-def _flood(forest: Forest, voxels: Indices, bucket: int, kept: int) -> None:
-    """Predict the voxels of one bucket, joining them with their predicted neighbours."""
+def _flood(forest: Forest, voxels: Indices, bucket: int, kept: int, near: Counts) -> None:
+    """Predict the voxels of one bucket, joining them with their predicted neighbours.
+
+    Whether a neighbour is predicted is as good as random, so the predicted ones are listed without branching; and the
+    neighbours of a block of voxels are read once beforehand, to have them in the cache when branches depend on them.
+    Their labels are brought up to date in passing, which keeps the ways to the roots short.
+    """
     labels, parents, sizes, steps = forest.labels, forest.parents, forest.sizes, forest.steps
     births = forest.births[bucket + 1]
-    for voxel in voxels:
-        root = 0
-        for step in steps:
-            label = labels[voxel + step]
-            if label != 0 and label != root:
-                found = _root(parents, label)
-                if root == 0:
-                    root = found
-                elif found != root:
-                    root = _join(forest, min(root, found), max(root, found), kept)
-        if root == 0:
-            root = births
-            births += 1
-            parents[root] = root
-            sizes[root] = 1
-        elif root < kept:
-            _count(sizes[root], -1, forest.minimums, forest.totals)
-            sizes[root] += 1
-            _count(sizes[root], 1, forest.minimums, forest.totals)
-        else:
-            sizes[root] += 1
-        labels[voxel] = root
+    for start in range(0, voxels.size, BLOCK):
+        block = voxels[start : start + BLOCK]
+        near[steps.size] = _touch(labels, block, steps)
+        for voxel in block:
+            root = 0
+            for place in near[: _list_predicted(labels, voxel, steps, near)]:
+                label = int(labels[place])
+                if label != root:
+                    found = _root(parents, label)
+                    labels[place] = found
+                    if root == 0:
+                        root = found
+                    elif found != root:
+                        root = _join(forest, min(root, found), max(root, found), kept)
+            if root == 0:
+                root = births
+                births += 1
+                parents[root] = root
+                sizes[root] = 0
+            _grow(sizes, root, root < kept, forest.minimums, forest.totals)
+            labels[voxel] = root
     forest.births[bucket] = births
+
+
+@compiled
+def _touch(labels: Indices, voxels: Indices, steps: Counts) -> int:
+    """Read the labels of all neighbours; the result only keeps the compiler from leaving that out."""
+    seen = 0
+    for voxel in voxels:
+        for step in steps:
+            seen ^= int(labels[voxel + step])
+    return seen
+
+
+@compiled
+def _list_predicted(labels: Indices, voxel: int, steps: Counts, near: Counts) -> int:
+    """List the predicted neighbours of a voxel; their number."""
+    count = 0
+    for step in steps:
+        near[count] = voxel + step
+        count += labels[voxel + step] != 0
+    return count
+
+
+@compiled
+def _grow(sizes: Indices, root: int, is_kept: bool, minimums: Counts, totals: Counts) -> None:
+    """Add a voxel to a component."""
+    size = sizes[root]
+    sizes[root] = size + 1
+    if is_kept:
+        for index in range(minimums.size):
+            if size >= minimums[index]:
+                totals[index] += 1
+            elif size + 1 == minimums[index]:
+                totals[index] += size + 1
 
 
 @compiled
@@ -751,9 +812,9 @@ def _is_unchanged(forest: Forest, lesions: Lesions, fragments: Fragments, refere
 @compiled
 def _update_fragments(
     forest: Forest, lesions: Lesions, fragments: Fragments, components: Components, reference: int, kept: int
-) -> None:
-    """Look up the roots of the fragments, join those of one lesion and one component, and number the components."""
-    count = 0
+) -> int:
+    """Look up the roots of the fragments, join those of one lesion and one component; the number of bridges."""
+    count, bridges = 0, 0
     for lesion in range(lesions.first[reference], lesions.first[reference + 1]):
         start = fragments.first[lesion]
         write = start
@@ -764,21 +825,51 @@ def _update_fragments(
                 component = count
                 forest.numbers[root] = count
                 count += 1
-                components.root[component] = root
-                components.lesion[component] = -1
-                components.code[component] = _code(forest, root, kept)
-                components.rank[component] = _rank(components.code[component], forest.minimums)
-            if components.lesion[component] == lesion:
-                fragments.overlap[components.fragment[component]] += fragments.overlap[slot]
+                _start_component(components, component, root, _code(forest, root, kept), forest.minimums)
+            last = components.last[component]
+            if last >= start:
+                fragments.overlap[last] += fragments.overlap[slot]
             else:
-                components.lesion[component] = lesion
-                components.fragment[component] = write
-                fragments.root[write] = root
                 fragments.overlap[write] = fragments.overlap[slot]
-                fragments.component[write] = component
-                fragments.code[write] = components.code[component]
+                _link_fragment(fragments, components, component, write, last)
+                _count_lesion(components.degree[component], lesions.sizes[lesion], lesions.floors)
+                if components.degree[component, 0] == 2:
+                    components.bridges[bridges] = component
+                    bridges += 1
                 write += 1
         fragments.held[lesion] = write - start
+    return bridges
+
+
+@compiled
+def _start_component(components: Components, component: int, root: int, code: int, minimums: Counts) -> None:
+    """Describe a component not seen before."""
+    components.root[component] = root
+    components.code[component] = code
+    components.rank[component] = _rank(code, minimums)
+    components.last[component] = -1
+    components.degree[component] = 0
+
+
+@compiled
+def _link_fragment(fragments: Fragments, components: Components, component: int, slot: int, last: int) -> None:
+    """Append a fragment to its component."""
+    if last < 0:
+        components.head[component] = slot
+    else:
+        fragments.following[last] = slot
+    components.last[component] = slot
+    fragments.following[slot] = -1
+    fragments.root[slot] = components.root[component]
+    fragments.code[slot] = components.code[component]
+    fragments.component[slot] = component
+
+
+@compiled
+def _count_lesion(degree: Indices, size: int, floors: Counts) -> None:
+    """Count a lesion for a component, in the sets that the lesion belongs to."""
+    for floor in range(floors.size):
+        degree[floor] += size >= floors[floor]
 
 
 @compiled
@@ -798,195 +889,168 @@ def _read_lesions(
     fragments: Fragments,
     components: Components,
     contacts: Contacts,
+    bridges: int,
     where: tuple[int, int, int],
     output: Output,
     deferred: Counts,
 ) -> Counts:
     """Count overlaps and hits of one reference at one level, under every floor and filter."""
     reference, level, followed_floor = where
+    for lesion in range(lesions.first[reference], lesions.first[reference + 1]):
+        _take_leaves(lesions, fragments, components, lesion)
     for floor in range(lesions.floors.size):
-        _count_degrees(lesions, fragments, components, reference, floor)
-        count = _best_leaves(lesions, fragments, components, contacts, reference, floor)
+        count = _list_contacts(lesions, fragments, components, contacts, bridges, floor)
         for kept in range(lesions.overlap.shape[1]):
             if count > 0:
-                _link_contacts(contacts, components, count)
-                _activate(lesions, components, contacts, count, kept)
-                _reduce(lesions, components, contacts, count, kept)
+                _activate(lesions, components, contacts, count, floor, kept)
+                _reduce(lesions, components, contacts, bridges, floor, kept)
                 group = (reference, kept, floor, level)
-                deferred = _match_groups(lesions, components, contacts, group, deferred)
-            _count_hits(lesions, reference, floor, kept, level, output)
-            if floor == followed_floor and reference == 0:
-                _follow(lesions, kept, level, output)
+                deferred = _match_groups(lesions, components, contacts, count, group, deferred)
+            _count_hits(lesions, reference, floor, kept, output.hits[reference, kept, floor, :, level])
+    _count_overlaps(lesions, reference, level, followed_floor, output)
     return deferred
 
 
 @compiled
-def _count_degrees(lesions: Lesions, fragments: Fragments, components: Components, reference: int, floor: int) -> None:
-    """Count the lesions above a floor that each component touches."""
-    first, last = lesions.first[reference], lesions.first[reference + 1]
-    for lesion in range(first, last):
-        start = fragments.first[lesion]
-        for slot in range(start, start + fragments.held[lesion]):
-            components.degree[fragments.component[slot]] = 0
-    for lesion in range(first, last):
-        start = fragments.first[lesion]
-        if lesions.sizes[lesion] >= lesions.floors[floor]:
-            for slot in range(start, start + fragments.held[lesion]):
-                components.degree[fragments.component[slot]] += 1
+def _take_leaves(lesions: Lesions, fragments: Fragments, components: Components, lesion: int) -> None:
+    """Sum the overlaps of a lesion, and give it the best component that touches no other lesion, per set and filter."""
+    overlaps, shared, union = lesions.overlap[lesion], lesions.shared[lesion], lesions.union[lesion]
+    overlaps[:] = 0
+    shared[:] = 0
+    union[:] = 1
+    size = lesions.sizes[lesion]
+    start = fragments.first[lesion]
+    for slot in range(start, start + fragments.held[lesion]):
+        component = int(fragments.component[slot])
+        overlap = int(fragments.overlap[slot])
+        joint = (components.code[component] >> 1) + size - overlap
+        rank = int(components.rank[component])
+        overlaps[rank] += overlap
+        for floor in range(lesions.floors.size):
+            if components.degree[component, floor] == 1 and size >= lesions.floors[floor]:
+                _take_better(shared[floor], union[floor], rank, overlap, joint)
+    for kept in range(overlaps.size - 2, -1, -1):
+        overlaps[kept] += overlaps[kept + 1]
+        for floor in range(lesions.floors.size):
+            _take_better(shared[floor], union[floor], kept, shared[floor, kept + 1], union[floor, kept + 1])
 
 
 @compiled
-def _best_leaves(
-    lesions: Lesions, fragments: Fragments, components: Components, contacts: Contacts, reference: int, floor: int
-) -> int:
-    """Give each lesion the best component that touches no other, per filter; list the contacts with bridges."""
-    count = 0
+def _take_better(shared: Counts, union: Counts, kept: int, overlap: int, joint: int) -> None:
+    """Match a lesion with a component if that has the greater IoU."""
+    if overlap * union[kept] > shared[kept] * joint:
+        shared[kept] = overlap
+        union[kept] = joint
+
+
+@compiled
+def _count_hits(lesions: Lesions, reference: int, floor: int, kept: int, hits: Counts) -> None:
+    """Count the lesions of a set hit under each criterion."""
     for lesion in range(lesions.first[reference], lesions.first[reference + 1]):
-        lesions.overlap[lesion] = 0
-        lesions.shared[lesion] = 0
-        lesions.union[lesion] = 1
-        lesions.contact_bounds[lesion] = count
-        if lesions.sizes[lesion] >= lesions.floors[floor]:
-            start = fragments.first[lesion]
-            for slot in range(start, start + fragments.held[lesion]):
-                component = int(fragments.component[slot])
-                overlap = int(fragments.overlap[slot])
-                union = (components.code[component] >> 1) + lesions.sizes[lesion] - overlap
-                rank = int(components.rank[component])
-                lesions.overlap[lesion, rank] += overlap
-                if components.degree[component] == 1:
-                    _take_better(lesions, lesion, rank, overlap, union)
-                else:
-                    _set_contact(contacts, count, lesion, component, overlap, union)
-                    count += 1
-            _accumulate(lesions, lesion)
-        lesions.contact_bounds[lesion, 1] = count
+        shared, union = lesions.shared[lesion, floor, kept], lesions.union[lesion, floor, kept]
+        hits[0] += shared * 10 >= union
+        hits[1] += shared * 4 >= union
+        hits[2] += shared * 2 >= union
+        hits[3] += lesions.overlap[lesion, kept] > 0 and lesions.sizes[lesion] >= lesions.floors[floor]
+
+
+@compiled
+def _count_overlaps(lesions: Lesions, reference: int, level: int, followed_floor: int, output: Output) -> None:
+    """Sum the true positives, and write the match and overlap of each followed lesion."""
+    for lesion in range(lesions.first[reference], lesions.first[reference + 1]):
+        row = lesions.rows[lesion]
+        for kept in range(lesions.overlap.shape[1]):
+            overlap = lesions.overlap[lesion, kept]
+            output.true_positive[reference, kept, level] += overlap
+            if row >= 0:
+                shared, union = (
+                    lesions.shared[lesion, followed_floor, kept],
+                    lesions.union[lesion, followed_floor, kept],
+                )
+                output.matched_iou[level, kept, row] = shared / union
+                output.overlap_voxels[level, kept, row] = overlap
+
+
+@compiled
+def _list_contacts(
+    lesions: Lesions, fragments: Fragments, components: Components, contacts: Contacts, bridges: int, floor: int
+) -> int:
+    """List the contacts of the bridges with the lesions of a set, and forget earlier ones; their number."""
+    count = 0
+    for component in components.bridges[:bridges]:
+        slot = components.head[component]
+        while slot >= 0:
+            lesions.head[fragments.lesion[slot]] = -1
+            slot = fragments.following[slot]
+    for component in components.bridges[:bridges]:
+        components.contacts[component] = count
+        slot = components.head[component] if components.degree[component, floor] > 1 else -1
+        while slot >= 0:
+            lesion = fragments.lesion[slot]
+            if lesions.sizes[lesion] >= lesions.floors[floor]:
+                overlap = fragments.overlap[slot]
+                contacts.lesion[count] = lesion
+                contacts.component[count] = component
+                contacts.overlap[count] = overlap
+                contacts.union[count] = (components.code[component] >> 1) + lesions.sizes[lesion] - overlap
+                contacts.weight[count] = contacts.overlap[count] / contacts.union[count]
+                contacts.following[count] = lesions.head[lesion]
+                lesions.head[lesion] = count
+                count += 1
+            slot = fragments.following[slot]
     return count
 
 
 @compiled
-def _take_better(lesions: Lesions, lesion: int, kept: int, overlap: int, union: int) -> None:
-    """Match a lesion with a component if that has the greater IoU."""
-    if overlap * lesions.union[lesion, kept] > lesions.shared[lesion, kept] * union:
-        lesions.shared[lesion, kept] = overlap
-        lesions.union[lesion, kept] = union
-
-
-@compiled
-def _accumulate(lesions: Lesions, lesion: int) -> None:
-    """Carry what passes a filter to the weaker filters before it."""
-    for kept in range(lesions.overlap.shape[1] - 2, -1, -1):
-        lesions.overlap[lesion, kept] += lesions.overlap[lesion, kept + 1]
-        _take_better(lesions, lesion, kept, lesions.shared[lesion, kept + 1], lesions.union[lesion, kept + 1])
-
-
-@compiled
-def _count_hits(lesions: Lesions, reference: int, floor: int, kept: int, level: int, output: Output) -> None:
-    """Count the lesions hit under each criterion, and the true positives."""
-    hits = output.hits[reference, kept, floor, :, level]
-    overlap = 0
-    for lesion in range(lesions.first[reference], lesions.first[reference + 1]):
-        shared, union = lesions.shared[lesion, kept], lesions.union[lesion, kept]
-        hits[0] += shared * 10 >= union
-        hits[1] += shared * 4 >= union
-        hits[2] += shared * 2 >= union
-        hits[3] += lesions.overlap[lesion, kept] > 0
-        overlap += lesions.overlap[lesion, kept]
-    if floor == 0:
-        output.true_positive[reference, kept, level] = overlap
-
-
-@compiled
-def _follow(lesions: Lesions, kept: int, level: int, output: Output) -> None:
-    """Write the match and overlap of each followed lesion."""
-    for lesion in range(lesions.first[1]):
-        row = lesions.rows[lesion]
-        if row >= 0:
-            output.matched_iou[level, kept, row] = lesions.shared[lesion, kept] / lesions.union[lesion, kept]
-            output.overlap_voxels[level, kept, row] = lesions.overlap[lesion, kept]
-
-
-@compiled
-def _set_contact(contacts: Contacts, index: int, lesion: int, component: int, overlap: int, union: int) -> None:
-    """Write one contact."""
-    contacts.lesion[index] = lesion
-    contacts.component[index] = component
-    contacts.overlap[index] = overlap
-    contacts.union[index] = union
-    contacts.weight[index] = overlap / union
-
-
-@compiled
-def _link_contacts(contacts: Contacts, components: Components, count: int) -> None:
-    """Chain the contacts of each bridge, lowest lesion first, and clear the state of the bridges."""
-    for index in range(count):
-        component = contacts.component[index]
-        components.head[component] = -1
-        components.owner[component] = -1
-        components.done[component] = 0
-        components.reach[component] = np.inf
-        components.dual[component] = 0.0
-    for index in range(count - 1, -1, -1):
-        component = contacts.component[index]
-        contacts.following[index] = components.head[component]
-        components.head[component] = index
-
-
-@compiled
-def _activate(lesions: Lesions, components: Components, contacts: Contacts, count: int, kept: int) -> None:
+def _activate(lesions: Lesions, components: Components, contacts: Contacts, count: int, floor: int, kept: int) -> None:
     """Mark the contacts that pass the filter and beat what the lesion has without bridges: no other can be needed."""
     for index in range(count):
         lesion = contacts.lesion[index]
         lesions.degree[lesion] = 0
         lesions.mark[lesion] = 0
-        lesions.match[lesion] = -1
-        lesions.dual[lesion] = 0.0
-        lesions.leaf[lesion] = lesions.shared[lesion, kept] / lesions.union[lesion, kept]
     for index in range(count):
-        lesion = contacts.lesion[index]
-        gain = (
-            contacts.overlap[index] * lesions.union[lesion, kept] - lesions.shared[lesion, kept] * contacts.union[index]
-        )
-        contacts.active[index] = gain > 0 and components.rank[contacts.component[index]] >= kept
+        lesion, component = contacts.lesion[index], contacts.component[index]
+        shared, union = lesions.shared[lesion, floor, kept], lesions.union[lesion, floor, kept]
+        gains = contacts.overlap[index] * union > shared * contacts.union[index]
+        contacts.active[index] = gains and components.rank[component] >= kept
         lesions.degree[lesion] += contacts.active[index]
 
 
 @compiled
-def _reduce(lesions: Lesions, components: Components, contacts: Contacts, count: int, kept: int) -> None:
+def _reduce(lesions: Lesions, components: Components, contacts: Contacts, bridges: int, floor: int, kept: int) -> None:
     """Leave each bridge one of the lesions that no other bridge would serve: the one that gains most.
 
     A bridge with no other lesions is assigned at once. Ties go to the lower lesion, as everywhere.
     """
-    for index in range(count):
-        if components.head[contacts.component[index]] == index:
-            best, shared = _choose_single(lesions, contacts, index, kept)
-            if best >= 0 and not shared:
-                lesion = contacts.lesion[best]
-                lesions.shared[lesion, kept] = contacts.overlap[best]
-                lesions.union[lesion, kept] = contacts.union[best]
-                contacts.active[best] = 0
+    for component in components.bridges[:bridges]:
+        first, count = int(components.contacts[component]), int(components.degree[component, floor])
+        best = _choose_single(lesions, contacts, first, first + count if count > 1 else first, floor, kept)
+        if best >= 0:
+            lesion = contacts.lesion[best]
+            lesions.shared[lesion, floor, kept] = contacts.overlap[best]
+            lesions.union[lesion, floor, kept] = contacts.union[best]
+            contacts.active[best] = 0
 
 
 @compiled
-def _choose_single(lesions: Lesions, contacts: Contacts, head: int, kept: int) -> tuple[int, bool]:
-    """Best contact of a bridge among lesions it alone would serve (the rest is put aside); whether it has others."""
-    best, shared, index = -1, False, head
-    while index >= 0:
+def _choose_single(lesions: Lesions, contacts: Contacts, first: int, last: int, floor: int, kept: int) -> int:
+    """Put aside all but the best of the lesions that a bridge alone would serve; that contact if it has no others."""
+    best, shared = -1, False
+    for index in range(first, last):
         if contacts.active[index] and lesions.degree[contacts.lesion[index]] > 1:
             shared = True
         elif contacts.active[index] and best < 0:
             best = index
         elif contacts.active[index]:
             worse = index
-            if _gains_more(lesions, contacts, index, best, kept):
+            if _gains_more(lesions, contacts, index, best, floor, kept):
                 best, worse = index, best
             contacts.active[worse] = 0
-        index = contacts.following[index]
-    return best, shared
+    return -1 if shared else best
 
 
 @compiled
-def _gains_more(lesions: Lesions, contacts: Contacts, one: int, other: int, kept: int) -> bool:
+def _gains_more(lesions: Lesions, contacts: Contacts, one: int, other: int, floor: int, kept: int) -> bool:
     """Whether the first contact adds strictly more to the total IoU than the second, exactly.
 
     With IoUs a, b and what the lesions have without, a' and b': a - a' > b - b' exactly when a + b' > b + a'.
@@ -994,8 +1058,8 @@ def _gains_more(lesions: Lesions, contacts: Contacts, one: int, other: int, kept
     lesion, rival = contacts.lesion[one], contacts.lesion[other]
     overlap, union = int(contacts.overlap[one]), int(contacts.union[one])
     rival_overlap, rival_union = int(contacts.overlap[other]), int(contacts.union[other])
-    own_shared, own_union = lesions.shared[lesion, kept], lesions.union[lesion, kept]
-    their_shared, their_union = lesions.shared[rival, kept], lesions.union[rival, kept]
+    own_shared, own_union = lesions.shared[lesion, floor, kept], lesions.union[lesion, floor, kept]
+    their_shared, their_union = lesions.shared[rival, floor, kept], lesions.union[rival, floor, kept]
     return _is_greater(
         overlap * their_union + their_shared * union,
         union * their_union,
@@ -1022,49 +1086,68 @@ def _match_groups(
     lesions: Lesions,
     components: Components,
     contacts: Contacts,
+    count: int,
     group: tuple[int, int, int, int],
     deferred: Counts,
 ) -> Counts:
     """Match what is still open, group by group of lesions and bridges that hang together."""
-    reference, kept, _, _ = group
-    first, last = lesions.first[reference], lesions.first[reference + 1]
-    for lesion in range(first, last):
-        if lesions.contact_bounds[lesion, 0] == lesions.contact_bounds[lesion, 1] or lesions.mark[lesion] != 0:
-            continue
-        if lesions.degree[lesion] < 2:
-            continue
-        members = lesions.queue[: _collect_group(lesions, components, contacts, lesion)]
-        for member in members:
-            _augment(lesions, components, contacts, member)
-        if not _is_settled(lesions, components, contacts, members):
-            deferred = _defer(lesions, contacts, members, group, deferred)
-        for member in members:
-            index = lesions.match[member]
-            if index >= 0:
-                lesions.shared[member, kept] = contacts.overlap[index]
-                lesions.union[member, kept] = contacts.union[index]
+    _, kept, floor, _ = group
+    for index in range(count):
+        seed = contacts.lesion[index]
+        if contacts.active[index] and lesions.degree[seed] > 1 and lesions.mark[seed] == 0:
+            members = lesions.queue[: _collect_group(lesions, components, contacts, seed, floor)]
+            _prepare(lesions, components, contacts, members, floor, kept)
+            for member in members:
+                _augment(lesions, components, contacts, member)
+            if not _is_settled(lesions, components, contacts, members):
+                deferred = _defer(lesions, contacts, members, group, deferred)
+            for member in members:
+                match = lesions.match[member]
+                if match >= 0:
+                    lesions.shared[member, floor, kept] = contacts.overlap[match]
+                    lesions.union[member, floor, kept] = contacts.union[match]
     return deferred
 
 
 @compiled
-def _collect_group(lesions: Lesions, components: Components, contacts: Contacts, seed: int) -> int:
+def _collect_group(lesions: Lesions, components: Components, contacts: Contacts, seed: int, floor: int) -> int:
     """Queue the lesions that hang together with one through active contacts; their number."""
     lesions.queue[0] = seed
     lesions.mark[seed] = 1
     count, position = 1, 0
     while position < count:
-        lesion = lesions.queue[position]
-        for index in range(lesions.contact_bounds[lesion, 0], lesions.contact_bounds[lesion, 1]):
-            other = components.head[contacts.component[index]] if contacts.active[index] else -1
-            while other >= 0:
+        index = lesions.head[lesions.queue[position]]
+        while index >= 0:
+            component = contacts.component[index]
+            first = components.contacts[component]
+            for other in range(first, first + components.degree[component, floor] * contacts.active[index]):
                 neighbour = contacts.lesion[other]
                 if contacts.active[other] and lesions.mark[neighbour] == 0:
                     lesions.mark[neighbour] = 1
                     lesions.queue[count] = neighbour
                     count += 1
-                other = contacts.following[other]
+            index = contacts.following[index]
         position += 1
     return count
+
+
+@compiled
+def _prepare(
+    lesions: Lesions, components: Components, contacts: Contacts, members: Counts, floor: int, kept: int
+) -> None:
+    """Clear the state of the lesions and bridges of a group."""
+    for lesion in members:
+        lesions.match[lesion] = -1
+        lesions.dual[lesion] = 0.0
+        lesions.leaf[lesion] = lesions.shared[lesion, floor, kept] / lesions.union[lesion, floor, kept]
+        index = lesions.head[lesion]
+        while index >= 0:
+            component = contacts.component[index]
+            components.owner[component] = -1
+            components.done[component] = 0
+            components.reach[component] = np.inf
+            components.dual[component] = 0.0
+            index = contacts.following[index]
 
 
 @compiled
@@ -1102,7 +1185,8 @@ def _relax(
     lesions: Lesions, components: Components, contacts: Contacts, lesion: int, distance: float, touched: int
 ) -> int:
     """Shorten the ways to the bridges of a lesion; the number of bridges reached so far."""
-    for index in range(lesions.contact_bounds[lesion, 0], lesions.contact_bounds[lesion, 1]):
+    index = lesions.head[lesion]
+    while index >= 0:
         component = contacts.component[index]
         if contacts.active[index] and not components.done[component]:
             reach = distance - contacts.weight[index] - lesions.dual[lesion] - components.dual[component]
@@ -1112,6 +1196,7 @@ def _relax(
             if reach < components.reach[component]:
                 components.reach[component] = reach
                 components.came[component] = index
+        index = contacts.following[index]
     return touched
 
 
@@ -1177,13 +1262,15 @@ def _leads_nowhere(lesions: Lesions, components: Components, contacts: Contacts,
     match = lesions.match[lesion]
     if match >= 0 and -lesions.leaf[lesion] - lesions.dual[lesion] <= TIE:
         return False
-    for index in range(lesions.contact_bounds[lesion, 0], lesions.contact_bounds[lesion, 1]):
+    index = lesions.head[lesion]
+    while index >= 0:
         component = contacts.component[index]
         slack = -contacts.weight[index] - lesions.dual[lesion] - components.dual[component]
         if contacts.active[index] and index != match and slack <= TIE:
             owner = components.owner[component]
             if owner < 0 or lesions.mark[contacts.lesion[owner]] != 2:
                 return False
+        index = contacts.following[index]
     return True
 
 
@@ -1193,22 +1280,24 @@ def _defer(
 ) -> Counts:
     """Leave a group to exact matching: store its pairs, and take its lesions out of the counts."""
     reference, kept, floor, level = group
-    size = 0
-    for lesion in members:
-        size += 1 + lesions.contact_bounds[lesion, 1] - lesions.contact_bounds[lesion, 0]
-    deferred = _reserve(deferred, 5 + 4 * size)
+    deferred = _reserve(deferred, 5)
     start = deferred[0]
     _store(deferred, reference, kept, floor, level)
     deferred[0] += 1
     for lesion in members:
-        if lesions.shared[lesion, kept] > 0:
-            _store(deferred, lesion, -1 - lesion, lesions.shared[lesion, kept], lesions.union[lesion, kept])
-        for index in range(lesions.contact_bounds[lesion, 0], lesions.contact_bounds[lesion, 1]):
+        deferred = _reserve(deferred, 4 + 4 * int(lesions.degree[lesion]))
+        if lesions.shared[lesion, floor, kept] > 0:
+            own = -1 - lesion
+            _store(deferred, lesion, own, lesions.shared[lesion, floor, kept], lesions.union[lesion, floor, kept])
+        index = lesions.head[lesion]
+        while index >= 0:
             if contacts.active[index]:
-                _store(deferred, lesion, contacts.component[index], contacts.overlap[index], contacts.union[index])
+                component, overlap = int(contacts.component[index]), int(contacts.overlap[index])
+                _store(deferred, lesion, component, overlap, int(contacts.union[index]))
+            index = contacts.following[index]
         lesions.match[lesion] = -1
-        lesions.shared[lesion, kept] = 0
-        lesions.union[lesion, kept] = 1
+        lesions.shared[lesion, floor, kept] = 0
+        lesions.union[lesion, floor, kept] = 1
     deferred[start + 4] = (deferred[0] - start - 5) // 4
     return deferred
 

@@ -33,31 +33,33 @@ class Question:
 QUESTIONS = (
     Question(
         "Geometry gate",
-        "Does each map lie where its reference does? A failed method is never ranked.",
+        "Does each map lie where its reference does? Subjects per verdict; median overlap of the two references; margin"
+        " of the declared transform over the best of the others. A failed method is never ranked.",
         """
         select
             method_id as method, verdict,
-            format('{} of {}', passed_count, n_subjects) as passed,
-            label_fidelity_count as "label fidelity", misregistered_count as misregistered,
-            not_assessable_count as "not assessable",
-            format('{:.3f}', dice_in_view_median) as "median overlap",
-            format('{:+.3f}', margin) as "margin to next"
+            n_subjects as n, passed_count as passed,
+            label_fidelity_count as fidelity, misregistered_count as misplaced,
+            not_assessable_count as unclear,
+            format('{:.3f}', dice_in_view_median) as overlap,
+            format('{:+.3f}', margin) as margin
         from gate_summary join ranked_method using (method_id)
         order by position
         """,
     ),
     Question(
         "Operating points at the reference budget (plain maps, test subjects)",
-        "The nominal budget only names how the threshold was chosen; the realised burden is what it came to.",
+        "The budget (cm3) only names how the threshold was chosen; mean, median and 95th percentile of the"
+        " false-positive volume are what it came to, and above is the share of subjects beyond the budget.",
         """
         select
-            o.method_id as method, o.threshold_rule_id as rule, format('{:g}', o.budget_cm3) as "nominal cm3",
-            format('{:.3f}', o.threshold) as threshold,
-            format('{:.3f}', o.dice_mean) as "mean Dice", o.n_dice as n,
-            format('{:.1f}', o.burden_cm3_mean) as "realised mean cm3",
+            o.method_id as method, o.threshold_rule_id as rule,
+            format('{:.3f}', o.threshold) as "at",
+            format('{:.3f}', o.dice_mean) as "Dice", o.n_dice as n,
+            format('{:.1f} of {:g}', o.burden_cm3_mean, o.budget_cm3) as "cm3 mean",
             format('{:.1f}', o.burden_cm3_median) as median,
             format('{:.1f}', o.burden_cm3_p95) as p95,
-            format('{:.0f} %', 100 * o.exceedance) as "above budget"
+            format('{:.0f} %', 100 * o.exceedance) as above
         from operating_point as o
         join ranked_method as m using (method_id)
         cross join protocol
@@ -68,15 +70,15 @@ QUESTIONS = (
     ),
     Question(
         "Pairs that flip (defensible universes)",
-        "Share of universes in which a pair takes its minority order. Near a half it is the evaluation's doing only if"
-        " both leads are sizeable; else the two are merely close.",
+        "Share of universes in which a pair takes its minority order, with medians over universes. Near a half it is"
+        " the evaluation's doing only if both leads are sizeable; else the two are merely close.",
         """
         select
             metric_id as metric, method_a || ' vs ' || method_b as pair,
             format('{:.3f}', flip_share) as "flip share",
-            format('{:.4f}', median_abs_difference) as "median |difference|",
-            coalesce(format('{:.4f}', median_lead_a), '-') as "median lead of first",
-            coalesce(format('{:.4f}', median_lead_b), '-') as "of second",
+            format('{:.4f}', median_abs_difference) as "|difference|",
+            coalesce(format('{:.4f}', median_lead_a), '-') as "first leads by",
+            coalesce(format('{:.4f}', median_lead_b), '-') as "second by",
             greater_count + less_count + tie_count as universes
         from flip_share
         where universe_set = 'defensible' and not is_baseline_pair and flip_share > 0 and metric_id <> 'all'
@@ -91,9 +93,9 @@ QUESTIONS = (
         select
             metric_id as metric,
             format('{:.3f}', max(share) filter (term = 'method')) as method,
-            format('{:.3f}', max(share) filter (term = 'axes')) as "evaluation axes",
+            format('{:.3f}', max(share) filter (term = 'axes')) as axes,
             format('{:.3f}', max(share) filter (term = 'remainder')) as remainder,
-            max_by(term, share) filter (term not in ('total', 'method', 'axes', 'remainder')) as "largest axis term",
+            max_by(term, share) filter (term not in ('total', 'method', 'axes', 'remainder')) as "largest term",
             format('{:.3f}', max(share) filter (term not in ('total', 'method', 'axes', 'remainder'))) as "its share"
         from variance_share
         where universe_set = 'defensible'

@@ -1,0 +1,44 @@
+"""A small phantom study, measured once per session, for every test that needs a lake."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+
+
+@pytest.fixture(scope="session")
+def phantom_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The study file of a phantom of 16 subjects at 6 mm. Read only: copy its folder before changing anything.
+
+    Eleven validation subjects are the fewest for which one RCPS rule is feasible, so every kind of conformal rule has
+    a level that stands and one that does not. The last test subject has an empty reference.
+    """
+    from ingest.phantom import write_phantom
+
+    return write_phantom(tmp_path_factory.mktemp("phantom_study"), validation=11, test=5, spacing_mm=6.0)
+
+
+@pytest.fixture(scope="session")
+def phantom_lake(phantom_study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The lake of the phantom, ingested, with its manifest. Read only: copy the folder before writing to it."""
+    from expectations.study import load_study
+    from ingest.jobs import InProcess
+    from ingest.run import Ingest
+
+    lake = tmp_path_factory.mktemp("phantom_lake")
+    report = Ingest(load_study(phantom_study), lake, InProcess()).run()
+    assert not report.manifest.failures
+    return lake
+
+
+@pytest.fixture(scope="session")
+def phantom_marts(phantom_lake: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A database in memory with every mart of the phantom lake, and the lake tables as views."""
+    from ingest.manifest import read_manifest
+    from marts.release import build_tables, open_for_building
+
+    connection = open_for_building(None, phantom_lake)
+    build_tables(connection, read_manifest(phantom_lake))
+    yield connection
+    connection.close()
