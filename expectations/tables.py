@@ -62,7 +62,7 @@ class TableDeclaration(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     row: str
-    part: PartKind
+    parts: tuple[PartKind, ...]
     version: int
     depends: tuple[str, ...]
     key: tuple[str, ...]
@@ -136,7 +136,7 @@ class Table:
 class LakeTable(Table):
     """A table that `ingest` measures and stores as immutable parts."""
 
-    part: PartKind
+    parts: tuple[PartKind, ...]
     version: int
     depends: tuple[str, ...]
     rules: tuple[str, ...]
@@ -175,7 +175,7 @@ def lake_tables() -> dict[str, LakeTable]:
             row=declared.row,
             key=tuple(column.rstrip("?") for column in declared.key),
             columns=columns_of(declared.key, declared.columns),
-            part=declared.part,
+            parts=declared.parts,
             version=declared.version,
             depends=declared.depends,
             rules=declared.rules,

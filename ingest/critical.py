@@ -23,7 +23,7 @@ LARGEST_COUNT = 2**53  # float64 counts voxels exactly up to here
 # octave, so few scores share a bin, whatever the scale of a map, unless they tie.
 BITS_OF_ONE = np.uint32(0x3F800000)
 BIN_SHIFT = np.uint32(15)
-BINS = int(BITS_OF_ONE >> BIN_SHIFT) + 1
+BINS = int(BITS_OF_ONE >> BIN_SHIFT)
 
 
 @dataclass(frozen=True)

@@ -1,201 +1,39 @@
-"""Measuring one task: from the files of one (method, subject) to the rows of its lake tables.
+"""Executing one job in a worker: read its files, measure what it lacks, and store it.
 
-Everything here runs inside a worker process and returns plain frames; nothing is cached between tasks but the last
-subject's reference and brain. Definitions: protocol sections 1 to 3.
+Each function raises `BadInput` where a file of its job is refused.
 """
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from expectations.store import PartStore
 from expectations.tables import lake_tables
+from ingest.critical import critical_thresholds
 from ingest.gate import candidate_overlaps, overlap
 from ingest.grid import Transform, map_linear
+from ingest.lesions import label_reference
+from ingest.measurement import CONNECTIVITIES, Measurement
+from ingest.measures import MEASURES, lesion_columns, stacked
 from ingest.nifti import read_header, read_labels, read_scores
 from ingest.plan import CheckTask, FileTask, Source, SubjectTask, Task
-from ingest.ranking import LEVELS, curve_counts, rank_voxels, score_histogram
+from ingest.ranking import rank_voxels, score_histogram
+from ingest.slices import slice_scores
+from ingest.sweep import order_voxels, sweep
 from ingest.volumes import (
     Mask,
-    Scores,
     SubjectKey,
     SubjectVolumes,
     check_own_shape,
     check_shape,
     declared_transform,
-    load_own_reference,
+    load_contrast,
     load_scores,
     load_subject,
-    scale_scores,
 )
 
-Rows = list[tuple[object, ...]]
 HEADER_TOLERANCE = 0.01  # a header's voxel volume agrees within 1 percent: headers round their spacing
-
-
-@dataclass(frozen=True)
-class Support:
-    """The voxels of one support as flat arrays: unclipped and clipped scores, and whether each is in the reference."""
-
-    support_id: str
-    unclipped: Scores
-    positive: NDArray[np.bool_]
-
-    @cached_property
-    def clipped(self) -> Scores:
-        """Scores clipped to [0, 1]."""
-        return np.clip(self.unclipped, np.float32(0), np.float32(1))
-
-
-class Measurement:
-    """What one task reads, each file at most once and only when a table needs it."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-
-    @cached_property
-    def volumes(self) -> SubjectVolumes:
-        """Reference and brain of the subject."""
-        return load_subject(SubjectKey.of(self.task.subject))
-
-    @cached_property
-    def mapped(self) -> tuple[Scores, Transform]:
-        """The map on the canonical grid, unscaled."""
-        return load_scores(self.task.entry, self.task.inputs, self.volumes)
-
-    @cached_property
-    def supports(self) -> list[Support]:
-        """The map inside the brain and inside the brain in view; the same arrays where the view holds the brain."""
-        assert self.task.scale is not None, "a measurement needs its scale"
-        mapped, transform = self.mapped
-        scores = scale_scores(mapped, transform, self.task.scale)
-        volumes = self.volumes
-        brain = Support("brain", scores.unclipped[volumes.brain], volumes.reference[volumes.brain])
-        in_view = np.zeros_like(volumes.brain)
-        in_view[scores.view] = volumes.brain[scores.view]
-        if np.count_nonzero(in_view) == brain.unclipped.size:
-            return [brain, Support("brain_in_view", brain.unclipped, brain.positive)]
-        return [brain, Support("brain_in_view", scores.unclipped[in_view], volumes.reference[in_view])]
-
-    @cached_property
-    def own(self) -> tuple[Mask, Transform]:
-        """The method's own reference as stored, with its transform."""
-        source, shape = self.task.inputs.own_reference, self.volumes.reference.shape
-        assert source is not None, "tables that need an own reference are planned only where there is one"
-        stored = read_header(self.task.inputs.map.url).shape
-        own = load_own_reference(source, stored)
-        return own, declared_transform(self.task.entry, source, own.shape, shape)
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Method and subject."""
-        return self.task.entry.method_id, self.task.subject.subject_id
-
-
-def gate_candidate(measurement: Measurement) -> Rows:
-    """Overlap and centroid distance of every candidate transform."""
-    own, transform = measurement.own
-    found = candidate_overlaps(own, measurement.volumes.reference, transform, measurement.task.voxel_size_mm)
-    columns = (found.transposed, found.flip_0, found.flip_1, found.dz, found.is_applied, found.dice, found.centroid_mm)
-    return [(*measurement.key, *map(_plain, row)) for row in zip(*columns, strict=True)]
-
-
-def gate_overlap(measurement: Measurement) -> Rows:
-    """The declared transform's overlap in the field of view."""
-    own, transform = measurement.own
-    found = overlap(own, measurement.volumes.reference, transform, measurement.task.voxel_size_mm)
-    return [
-        (
-            *measurement.key,
-            _plain(found.in_view_fraction),
-            found.own_voxels,
-            found.own_in_view_voxels,
-            found.reference_in_view_voxels,
-            _plain(found.round_trip_dice),
-        )
-    ]
-
-
-def score_quantile(measurement: Measurement) -> Rows:
-    """In-brain quantiles of the unscaled scores; linear between order statistics."""
-    assert measurement.task.entry.quantiles is not None, "planned for entries scaled by quantiles only"
-    scores = measurement.mapped[0][measurement.volumes.brain]
-    if scores.size == 0:
-        return []
-    low, high = np.quantile(scores.astype(np.float64), measurement.task.entry.quantiles)
-    return [(*measurement.key, float(low), float(high))]
-
-
-def threshold_curve(measurement: Measurement) -> Rows:
-    """Predicted and true-positive voxels at all levels; plain counts are the same under both voxel volumes."""
-    volumes = ["true"] if measurement.task.entry.legacy_voxel_mm3 is None else ["true", "legacy"]
-    rows: Rows = []
-    for support in measurement.supports:
-        predicted, true_positive = curve_counts(support.clipped, support.positive)
-        reference = int(np.count_nonzero(support.positive))
-        counts = list(zip(range(LEVELS), predicted.tolist(), true_positive.tolist(), strict=True))
-        for volume in volumes:
-            key = (*measurement.key, "canonical", support.support_id, volume, "plain")
-            rows += [(*key, level, level / (LEVELS - 1), p, tp, reference) for level, p, tp in counts]
-    return rows
-
-
-def voxel_ranking(measurement: Measurement) -> Rows:
-    """Exact AUROC and average precision of the unclipped scores."""
-    rows: Rows = []
-    for support in measurement.supports:
-        found = rank_voxels(support.unclipped, support.positive)
-        rows.append(
-            (
-                *measurement.key,
-                "canonical",
-                support.support_id,
-                found.auroc,
-                found.average_precision,
-                found.positive_voxels,
-                found.negative_voxels,
-                found.tied_fraction,
-                found.ordinal_auroc,
-                found.ordinal_average_precision,
-            )
-        )
-    return rows
-
-
-def score_histogram_rows(measurement: Measurement) -> Rows:
-    """Occupied bins of the clipped score."""
-    rows: Rows = []
-    for support in measurement.supports:
-        positive, negative = score_histogram(support.clipped, support.positive)
-        key = (*measurement.key, "canonical", support.support_id)
-        occupied = np.flatnonzero(positive + negative)
-        rows += [(*key, int(b), int(positive[b]), int(negative[b])) for b in occupied]
-    return rows
-
-
-MEASURES: dict[str, Callable[[Measurement], Rows]] = {
-    "gate_candidate": gate_candidate,
-    "gate_overlap": gate_overlap,
-    "score_quantile": score_quantile,
-    "threshold_curve": threshold_curve,
-    "voxel_ranking": voxel_ranking,
-    "score_histogram": score_histogram_rows,
-}
-
-
-def _plain(value: object) -> object:
-    """A numpy scalar as a Python value; NaN, which stands for undefined, as null."""
-    if isinstance(value, np.bool_):
-        return bool(value)
-    if isinstance(value, np.integer):
-        return int(value)
-    if isinstance(value, (float, np.floating)):
-        return None if np.isnan(value) else float(value)
-    return value
 
 
 def measure_task(task: Task, store: PartStore) -> None:
@@ -207,20 +45,29 @@ def measure_task(task: Task, store: PartStore) -> None:
     measurement = Measurement(task)
     for part in task.parts:
         table = lake_tables()[part.table]
-        store.write(part, table, table.frame(MEASURES[part.table](measurement)))
+        store.write(part, table, MEASURES[part.table](measurement))
 
 
 def measure_subject(task: SubjectTask, store: PartStore) -> None:
-    """Measure and store the `subject` row.
+    """Measure and store what belongs to the subject alone: its row, and its canonical lesions in the brain.
 
     Raises:
-        BadInput: Reference or brain is refused.
+        BadInput: Reference, brain or image is refused.
     """
     volumes = load_subject(SubjectKey.of(task.subject))
+    for part in task.parts:
+        table = lake_tables()[part.table]
+        if part.table == "subject":
+            store.write(part, table, table.frame([_subject_row(task, volumes)]))
+        else:
+            store.write(part, table, stacked(table, _canonical_lesions(task, volumes)))
+
+
+def _subject_row(task: SubjectTask, volumes: SubjectVolumes) -> tuple[object, ...]:
     reference, brain = volumes.reference, volumes.brain
     inside = int(np.count_nonzero(reference & brain))
     voxel_mm3 = float(np.prod(task.voxel_size_mm))
-    row = (
+    return (
         task.subject.subject_id,
         task.subject.split,
         *reference.shape,
@@ -232,9 +79,17 @@ def measure_subject(task: SubjectTask, store: PartStore) -> None:
         _voxel_hash(reference),
         volumes.support_status,
     )
-    table = lake_tables()["subject"]
-    for part in task.parts:
-        store.write(part, table, table.frame([row]))
+
+
+def _canonical_lesions(task: SubjectTask, volumes: SubjectVolumes) -> Iterator[dict[str, object]]:
+    voxel_mm3, floor_mm3 = float(np.prod(task.voxel_size_mm)), task.parameters.lesion_floor_mm3
+    source = task.subject.contrast
+    contrast = None if source is None else load_contrast(source, volumes.brain)
+    named = {"method_id": None, "subject_id": task.subject.subject_id}
+    named |= {"reference_id": "canonical", "support_id": "brain"}
+    for connectivity in CONNECTIVITIES:
+        labelled = label_reference(volumes.reference, volumes.brain, connectivity)
+        yield from lesion_columns(labelled, connectivity, voxel_mm3, floor_mm3, contrast, named)
 
 
 def _voxel_hash(mask: Mask) -> str:
@@ -317,14 +172,18 @@ def _read_canonical(source: Source) -> None:
 
 def warm_up() -> None:
     """Compile every kernel that measuring uses, or load it from numba's cache."""
-    shape = (3, 3, 2)
-    scores = np.linspace(0, 1, 18, dtype=np.float32).reshape(shape)
-    mask = scores > 0.5
+    shape = (4, 4, 3)
+    scores = np.linspace(0, 1, 48, dtype=np.float32).reshape(shape)
+    mask, brain, millimetre = scores > 0.5, np.ones(shape, np.bool_), (1.0, 1.0, 1.0)
     transform = Transform((0, 1, 2), (0, 0, 0), shape, shape, (False, False, False))
     for stored, own in ((scores, mask), (np.asfortranarray(scores), np.asfortranarray(mask))):
         map_linear(stored, transform, shape)
-        candidate_overlaps(own, mask, transform, (1.0, 1.0, 1.0))
-        overlap(own, mask, transform, (1.0, 1.0, 1.0))
+        candidate_overlaps(own, mask, transform, millimetre)
+        overlap(own, mask, transform, millimetre)
+    for connectivity in CONNECTIVITIES:
+        lesions = [label_reference(mask, brain, connectivity)]
+        sweep(order_voxels(scores, brain), lesions, connectivity, [1.0], 1.0, 1.0)
     rank_voxels(scores.ravel(), mask.ravel())
-    curve_counts(scores.ravel(), mask.ravel())
     score_histogram(scores.ravel(), mask.ravel())
+    critical_thresholds(scores.ravel(), mask.ravel(), [1])
+    slice_scores(scores, brain, [mask], millimetre)

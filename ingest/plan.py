@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from expectations.protocol import Parameters
 from expectations.store import Part, fingerprint, owner
 from expectations.study import MethodTable, Quantiles, Study, Subject, TransformTable, located
 from expectations.tables import LakeTable, lake_tables
@@ -47,7 +48,12 @@ class SubjectInputs:
     @property
     def support(self) -> Source | None:
         """The file that the brain support is read from: the mask, else the first contrast, else none."""
-        return self.brain or next(iter(self.intensity.values()), None)
+        return self.brain or self.contrast
+
+    @property
+    def contrast(self) -> Source | None:
+        """The image that lesion contrast is read from: the first declared one, or none."""
+        return next(iter(self.intensity.values()), None)
 
     @property
     def sources(self) -> list[Source]:
@@ -116,7 +122,7 @@ class Plan:
     entries: tuple[Entry, ...]
     subjects: tuple[SubjectInputs, ...]
     maps: Mapping[tuple[str, str], MapInputs]
-    parameters: Mapping[str, object]
+    parameters: Parameters
 
     @property
     def sources(self) -> list[Source]:
@@ -147,8 +153,7 @@ def plan_study(study: Study) -> Plan:
         for subject, inputs in zip(ordered, subjects, strict=True)
         for entry in (*methods, *baselines)
     }
-    parameters = study.protocol.parameters.model_dump(mode="json")
-    return Plan(file.study.voxel_size_mm, (*methods, *baselines), subjects, maps, parameters)
+    return Plan(file.study.voxel_size_mm, (*methods, *baselines), subjects, maps, study.protocol.parameters)
 
 
 def _method_entry(position: int, method: MethodTable) -> Entry:
@@ -233,6 +238,7 @@ class Task:
     inputs: MapInputs
     scale: Scale | None
     voxel_size_mm: tuple[float, float, float]
+    parameters: Parameters
     parts: tuple[Part, ...]
 
     @property
@@ -247,12 +253,14 @@ class SubjectTask:
 
     subject: SubjectInputs
     voxel_size_mm: tuple[float, float, float]
+    parameters: Parameters
     parts: tuple[Part, ...]
 
     @property
     def sources(self) -> list[Source]:
         """Files that the task reads, the reference first."""
-        return [self.subject.reference, *([s] if (s := self.subject.support) else [])]
+        every = [self.subject.reference, self.subject.support, self.subject.contrast]
+        return list({source.url: source for source in every if source is not None}.values())
 
 
 @dataclass(frozen=True)
@@ -287,6 +295,9 @@ class CheckTask:
         return list({source.url: source for source in every}.values())
 
 
+METHOD_INGREDIENTS = ("map", "own_reference", "transform", "scale", "quantiles", "legacy_voxel_mm3")
+
+
 class Fingerprints:
     """Fingerprints of all parts of a plan, from the SHA-256 of its files."""
 
@@ -304,17 +315,20 @@ class Fingerprints:
 
     def _subject_ingredients(self, subject: SubjectInputs) -> dict[str, object]:
         return {
-            **self.plan.parameters,
+            **self.plan.parameters.model_dump(mode="json"),
             "split": subject.split,
             "reference": self._file(subject.reference),
             "support": ["mask" if subject.brain else "image", self._file(subject.support)],
+            "contrast": self._file(subject.contrast),
             "voxel_size_mm": self.plan.voxel_size_mm,
         }
 
-    def subject_part(self, subject: SubjectInputs) -> Part:
-        """The `subject` part of one subject."""
-        table = lake_tables()["subject"]
-        return self._part(table, owner(None, subject.subject_id), self._subject_ingredients(subject))
+    def subject_parts(self, subject: SubjectInputs) -> list[Part]:
+        """The parts of one subject that belong to no method: those of its row and of its canonical lesions."""
+        ingredients, name = self._subject_ingredients(subject), owner(None, subject.subject_id)
+        nobody = dict.fromkeys(METHOD_INGREDIENTS)
+        tables = [table for table in lake_tables().values() if "subject" in table.parts]
+        return [self._part(table, name, ingredients | nobody) for table in tables]
 
     def file_part(self, entry: Entry | None, subject_id: str, sources: Sequence[Source]) -> Part:
         """The `source_file` part of some files."""
@@ -335,14 +349,11 @@ class Fingerprints:
     def measurement_parts(self, entry: Entry, subject: SubjectInputs, scale: Scale) -> list[Part]:
         """All measurement parts of one entry and subject, but for quantiles."""
         inputs = self.plan.maps[entry.method_id, subject.subject_id]
-        has_own = inputs.own_reference is not None
-        return [
-            self._measurement(table, entry, subject, asdict(scale))
-            for table in lake_tables().values()
-            if table.part == "measurement"
-            and table.name != "score_quantile"
-            and (has_own or "own_reference" not in table.depends)
-        ]
+        left_out = {"score_quantile"}
+        if inputs.own_reference is None:
+            left_out |= {"gate_candidate", "gate_overlap"}
+        tables = [t for t in lake_tables().values() if "measurement" in t.parts and t.name not in left_out]
+        return [self._measurement(table, entry, subject, asdict(scale)) for table in tables]
 
     def quantile_part(self, entry: Entry, subject: SubjectInputs) -> Part:
         """The `score_quantile` part of one entry and subject."""

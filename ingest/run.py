@@ -112,13 +112,13 @@ class Ingest:
 
     @property
     def _readable_subjects(self) -> list[SubjectInputs]:
-        return [s for s in self.plan.subjects if self._readable([s.reference, s.support])]
+        return [s for s in self.plan.subjects if self._readable([s.reference, s.support, s.contrast])]
 
     def _subject_jobs(self) -> list[Job]:
         return [
-            SubjectTask(subject, self.plan.voxel_size_mm, missing)
+            SubjectTask(subject, self.plan.voxel_size_mm, self.plan.parameters, missing)
             for subject in self._readable_subjects
-            if (missing := self._missing([self.stamps.subject_part(subject)]))
+            if (missing := self._missing(self.stamps.subject_parts(subject)))
         ]
 
     def _file_jobs(self) -> list[Job]:
@@ -184,7 +184,7 @@ class Ingest:
 
     def _map_job(self, entry: Entry, subject: SubjectInputs, scale: Scale | None, parts: tuple[Part, ...]) -> Task:
         inputs = self.plan.maps[entry.method_id, subject.subject_id]
-        return Task(entry, subject, inputs, scale, self.plan.voxel_size_mm, parts)
+        return Task(entry, subject, inputs, scale, self.plan.voxel_size_mm, self.plan.parameters, parts)
 
     def _quantile_scale(self, entry: Entry) -> Scale:
         mine = [p for p in self.current["score_quantile"] if p.owner.startswith(f"{entry.method_id}@")]

@@ -158,17 +158,26 @@ def load_scores(entry: Entry, inputs: MapInputs, volumes: SubjectVolumes) -> tup
     Raises:
         BadInput: The file is refused, holds NaN or infinity, leaves [0, 1] under `identity`, or does not fit.
     """
-    shape = volumes.reference.shape
-    source = inputs.map
+    shape, source = volumes.reference.shape, inputs.map
+    if entry.kind == "baseline":
+        return load_contrast(source, volumes.brain), declared_transform(entry, source, shape, shape)
     values = read_scores(source.url).values
     transform = declared_transform(entry, source, values.shape, shape)
-    if entry.kind == "baseline":
-        check_shape(source, values.shape, shape)
-        return _z_scored(source, values, volumes.brain), transform
     values = _finite(entry, source, values, transform, volumes.brain)
     if entry.fixed_scale is not None and entry.fixed_scale.kind == "identity":
         _check_unit_range(source, values)
     return map_linear(values, transform, volumes.reference.shape), transform
+
+
+def load_contrast(source: Source, brain: Mask) -> Scores:
+    """Read an image, z-scored inside the brain with the population SD; 0 outside it, and everywhere if it is constant.
+
+    Raises:
+        BadInput: The file is refused, has another shape than the brain, or NaN or infinity inside it.
+    """
+    image = read_scores(source.url).values
+    check_shape(source, image.shape, brain.shape)
+    return _z_scored(source, image, brain)
 
 
 def scale_scores(mapped: Scores, transform: Transform, scale: Scale) -> MappedScores:

@@ -11,58 +11,67 @@ with entry as (
     cross join ranked_method as m
     where m.is_ranked
 ),
-dice_series as materialized (
-    select
-        t.method_id, t.reference_id, t.support_id, t.voxel_volume_id, t.threshold_rule_id, t.budget_cm3,
-        c.postprocess_id, c.dice, c.predicted_voxels, c.true_positive_voxels, c.reference_voxels
-    from subject_threshold as t
-    join subject_curve as c using (method_id, subject_id, reference_id, support_id, voxel_volume_id, level)
-    where t.threshold_rule_id in (select level_id from axis_level where axis_column = 'threshold_rule_id')
+threshold_free as (
+    select method_id, metric_id, support_id, reference_id, aggregation_id, value, n_subjects
+    from voxel_metric
+    union all
+    select method_id, metric_id, support_id, reference_id, aggregation_id, value, n_subjects
+    from slice_metric
 ),
-dice_score as (
+scored as (
+    select e.cell_id, e.method_id, t.value as score, t.n_subjects
+    from entry as e
+    join threshold_free as t
+        on t.metric_id = e.metric_id
+        and t.method_id = e.method_id
+        and t.reference_id = e.measured_reference_id
+        and t.support_id = e.support_id
+        and t.aggregation_id = e.aggregation_id
+    union all
     select
-        method_id, reference_id, support_id, voxel_volume_id, threshold_rule_id, budget_cm3, postprocess_id,
-        favg(dice) as mean_score,
-        median(dice) as median_score,
-        2 * sum(true_positive_voxels)::double
-            / nullif(sum(predicted_voxels) + sum(reference_voxels), 0) as pooled_score,
-        count(dice) as n_dice,
-        count(*) as n_subjects
-    from dice_series
-    group by all
+        e.cell_id, e.method_id,
+        case e.aggregation_id
+            when 'mean' then d.dice_mean
+            when 'median' then d.dice_median
+            when 'pooled' then d.dice_pooled
+        end as score,
+        case when e.aggregation_id = 'pooled' then d.n_subjects else d.n_dice end as n_subjects
+    from entry as e
+    join dice_score as d
+        on d.method_id = e.method_id
+        and d.reference_id = e.measured_reference_id
+        and d.support_id = e.support_id
+        and d.voxel_volume_id = e.measured_volume_id
+        and d.threshold_rule_id = e.threshold_rule_id
+        and d.budget_cm3 = e.budget_cm3
+        and d.postprocess_id = e.postprocess_id
+    where e.metric_id = 'dice'
+    union all
+    select
+        e.cell_id, e.method_id,
+        case e.aggregation_id
+            when 'mean' then l.sensitivity_mean
+            when 'median' then l.sensitivity_median
+            when 'pooled' then l.sensitivity_pooled
+        end as score,
+        l.n_with_lesions as n_subjects
+    from entry as e
+    join lesion_score as l
+        on l.method_id = e.method_id
+        and l.reference_id = e.measured_reference_id
+        and l.support_id = e.support_id
+        and l.voxel_volume_id = e.measured_volume_id
+        and l.threshold_rule_id = e.threshold_rule_id
+        and l.budget_cm3 = e.budget_cm3
+        and l.postprocess_id = e.postprocess_id
+        and l.lesion_definition_id = e.lesion_definition_id
+        and l.hit_criterion_id = e.hit_criterion_id
+    where e.metric_id = 'lesion_sensitivity'
 )
 select
     e.cell_id, e.method_id, e.metric_id,
-    case e.metric_id
-        when 'dice' then case e.aggregation_id
-            when 'mean' then d.mean_score
-            when 'median' then d.median_score
-            when 'pooled' then d.pooled_score
-        end
-        else v.value
-    end as score,
-    coalesce(
-        case
-            when e.metric_id <> 'dice' then v.n_subjects
-            when e.aggregation_id = 'pooled' then d.n_subjects
-            else d.n_dice
-        end,
-        0
-    ) as n_subjects,
+    s.score,
+    coalesce(s.n_subjects, 0) as n_subjects,
     e.multiplicity
 from entry as e
-left join dice_score as d
-    on e.metric_id = 'dice'
-    and d.method_id = e.method_id
-    and d.reference_id = e.measured_reference_id
-    and d.support_id = e.support_id
-    and d.voxel_volume_id = e.measured_volume_id
-    and d.threshold_rule_id = e.threshold_rule_id
-    and d.budget_cm3 = e.budget_cm3
-    and d.postprocess_id = e.postprocess_id
-left join voxel_metric as v
-    on v.metric_id = e.metric_id
-    and v.method_id = e.method_id
-    and v.reference_id = e.measured_reference_id
-    and v.support_id = e.support_id
-    and v.aggregation_id = e.aggregation_id
+left join scored as s using (cell_id, method_id)

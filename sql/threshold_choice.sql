@@ -15,15 +15,37 @@ wanted as (
 plain_curve as (
     select * from cohort_curve where postprocess_id = 'plain'
 ),
--- highest mean validation Dice among the levels whose mean validation burden keeps the budget; ties to the larger level
-by_validation as (
-    select c.method_id, c.reference_id, c.support_id, c.voxel_volume_id, b.budget_cm3, c.level
+-- among the levels whose mean validation burden keeps the budget, those that hit nearly as many lesions as the best of
+-- them; of these the highest mean validation Dice, ties to the larger level
+validation_hits as (
+    select
+        c.method_id, c.reference_id, c.support_id, c.voxel_volume_id, c.level,
+        sum(c.hit_iou_10) as hits,
+        greatest(1, floor(any_value(p.guard_share) * sum(c.lesion_count))) as tolerated
+    from lesion_curve as c
+    join cohort_subject as s on s.subject_id = c.subject_id and s.is_included and s.split = 'validation'
+    cross join protocol as p
+    where c.postprocess_id = 'plain' and c.lesion_definition_id = 'conn6_floor'
+    group by all
+),
+feasible as (
+    select
+        c.method_id, c.reference_id, c.support_id, c.voxel_volume_id, b.budget_cm3, c.level, c.dice_mean,
+        h.hits >= max(h.hits) over (
+            partition by c.method_id, c.reference_id, c.support_id, c.voxel_volume_id, b.budget_cm3
+        ) - h.tolerated as is_guarded
     from plain_curve as c
     cross join budget as b
-    where c.split = 'validation' and c.burden_cm3_mean <= b.budget_cm3 and c.dice_mean is not null
+    join validation_hits as h using (method_id, reference_id, support_id, voxel_volume_id, level)
+    where c.split = 'validation' and c.burden_cm3_mean <= b.budget_cm3
+),
+by_validation as (
+    select method_id, reference_id, support_id, voxel_volume_id, budget_cm3, level
+    from feasible
+    where is_guarded and dice_mean is not null
     qualify row_number() over (
-        partition by c.method_id, c.reference_id, c.support_id, c.voxel_volume_id, b.budget_cm3
-        order by c.dice_mean desc, c.level desc
+        partition by method_id, reference_id, support_id, voxel_volume_id, budget_cm3
+        order by dice_mean desc, level desc
     ) = 1
 ),
 -- smallest level at which no more validation subjects exceed the budget than the rule allows

@@ -61,18 +61,20 @@ def test_every_table_says_what_a_row_is_and_has_each_column_once() -> None:
         assert table.column_names[: len(table.key)] == list(table.key), table.name
 
 
-def test_lake_tables_have_keys_that_are_null_in_files_of_no_method_only() -> None:
+def test_lake_tables_have_keys_that_are_null_in_rows_of_no_method_only() -> None:
     for table in lake_tables().values():
         assert table.key, table.name
         nullable = {column.name for column in table.columns if column.nullable and column.name in table.key}
-        assert nullable <= ({"method_id"} if table.part == "file" else set[str]()), table.name
+        assert nullable <= ({"method_id"} if {"file", "subject"} & set(table.parts) else set[str]()), table.name
         assert table.version >= 1
 
 
 def test_measured_tables_are_keyed_by_what_a_part_holds() -> None:
     owners = {"measurement": {"method_id", "subject_id"}, "subject": {"subject_id"}, "method": {"method_id"}}
     for table in lake_tables().values():
-        assert owners.get(table.part, set()) <= set(table.key), table.name
+        assert table.parts, table.name
+        for kind in table.parts:
+            assert owners.get(kind, set()) <= set(table.key), table.name
 
 
 @pytest.mark.parametrize("name", column_declarations())
@@ -104,7 +106,7 @@ def test_prefixes_and_suffixes_agree_with_the_type(name: str) -> None:
     if name.endswith(("_count", "_voxels")):
         assert declared.type in ("u32", "i64")
         assert declared.minimum is not None and declared.minimum >= 0
-    if name.endswith("_id") and name not in ("cell_id", "universe_id"):
+    if name.endswith("_id") and name not in ("cell_id", "universe_id", "lesion_id"):
         assert declared.type == "id"
     if name.endswith(("_mm3", "_cm3", "_mm", "_share", "_fraction")):
         assert declared.type in ("f32", "f64")

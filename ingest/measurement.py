@@ -1,0 +1,185 @@
+"""What one (method, subject) gives to measure: references, supports, scores, and the passes over them.
+
+Everything is read or computed once, and only when a table asks for it. Definitions: protocol sections 1, 2 and 5.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expectations.protocol import Parameters
+from ingest.grid import Transform, map_nearest, round_trip
+from ingest.lesions import Connectivity, LabelledReference, label_reference
+from ingest.nifti import read_header
+from ingest.plan import Task
+from ingest.slices import SliceScores, slice_scores
+from ingest.sweep import Sweep, Workspace, order_voxels, sweep
+from ingest.volumes import (
+    MappedScores,
+    Mask,
+    Scores,
+    SubjectKey,
+    SubjectVolumes,
+    declared_transform,
+    load_contrast,
+    load_own_reference,
+    load_scores,
+    load_subject,
+    scale_scores,
+)
+
+SupportId = Literal["brain", "brain_in_view"]
+CONNECTIVITIES: tuple[Connectivity, Connectivity] = (6, 26)
+LesionsOfSupport = Mapping[Connectivity, Mapping[str, LabelledReference]]
+WORKSPACE = Workspace()  # one per worker process: each has one thread
+
+
+@dataclass(frozen=True)
+class Support:
+    """One support of a map.
+
+    Attributes:
+        support_ids: Its name; where the view holds the whole brain, one support goes by both names.
+        mask: Its voxels, 3-D.
+        clipped: The clipped map, 3-D.
+        unclipped: Unclipped scores of its voxels, 1-D.
+        references: The references, 3-D, by name; the canonical one first.
+    """
+
+    support_ids: tuple[SupportId, ...]
+    mask: Mask
+    clipped: Scores
+    unclipped: Scores
+    references: Mapping[str, Mask]
+
+    @cached_property
+    def positive(self) -> dict[str, NDArray[np.bool_]]:
+        """For each reference, whether each voxel of the support is in it, 1-D."""
+        return {name: reference[self.mask] for name, reference in self.references.items()}
+
+    @cached_property
+    def clipped_inside(self) -> Scores:
+        """Clipped scores of the support's voxels, 1-D."""
+        return self.clipped[self.mask]
+
+
+class Measurement:
+    """What one task reads, each file at most once and only when a table needs it."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Method and subject."""
+        return self.task.entry.method_id, self.task.subject.subject_id
+
+    @property
+    def parameters(self) -> Parameters:
+        """Parameters of the protocol."""
+        return self.task.parameters
+
+    @property
+    def voxel_volumes_mm3(self) -> dict[str, float]:
+        """The voxel volumes to measure under: the true one, then the method's own where it declares one."""
+        volumes = {"true": float(np.prod(self.task.voxel_size_mm))}
+        legacy = self.task.entry.legacy_voxel_mm3
+        return volumes if legacy is None else volumes | {"legacy": legacy}
+
+    @cached_property
+    def volumes(self) -> SubjectVolumes:
+        """Reference and brain of the subject."""
+        return load_subject(SubjectKey.of(self.task.subject))
+
+    @cached_property
+    def mapped(self) -> tuple[Scores, Transform]:
+        """The map on the canonical grid, unscaled."""
+        return load_scores(self.task.entry, self.task.inputs, self.volumes)
+
+    @cached_property
+    def contrast(self) -> Scores | None:
+        """The first declared image, z-scored inside the brain; None where there is none."""
+        source = self.task.subject.contrast
+        return None if source is None else load_contrast(source, self.volumes.brain)
+
+    @cached_property
+    def scores(self) -> MappedScores:
+        """The map on the canonical grid, scaled."""
+        assert self.task.scale is not None, "a measurement needs its scale"
+        mapped, transform = self.mapped
+        return scale_scores(mapped, transform, self.task.scale)
+
+    @cached_property
+    def own(self) -> tuple[Mask, Transform]:
+        """The method's own reference as stored, with its transform."""
+        source = self.task.inputs.own_reference
+        assert source is not None, "tables that need an own reference are planned only where there is one"
+        own = load_own_reference(source, read_header(self.task.inputs.map.url).shape)
+        return own, declared_transform(self.task.entry, source, own.shape, self.volumes.reference.shape)
+
+    @cached_property
+    def references(self) -> dict[str, Mask]:
+        """The references on the canonical grid: a baseline has no grid of its own, so the canonical one alone."""
+        canonical = self.volumes.reference
+        references: dict[str, Mask] = {"canonical": canonical}
+        if self.task.entry.kind == "baseline":
+            return references
+        if self.task.inputs.own_reference is not None:
+            references["own_mapped"] = map_nearest(*self.own, canonical.shape)
+        return references | {"round_trip": round_trip(canonical, self.scores.transform)}
+
+    @cached_property
+    def supports(self) -> tuple[Support, ...]:
+        """The brain and the brain in view; one support under both names where the view holds the whole brain."""
+        brain, unclipped = self.volumes.brain, self.scores.unclipped
+        clipped = np.clip(unclipped, np.float32(0), np.float32(1))
+        in_view = np.zeros_like(brain)
+        in_view[self.scores.view] = brain[self.scores.view]
+        if np.array_equal(in_view, brain):
+            return (Support(("brain", "brain_in_view"), brain, clipped, unclipped[brain], self.references),)
+        masks: tuple[tuple[SupportId, Mask], ...] = (("brain", brain), ("brain_in_view", in_view))
+        return tuple(Support((name,), mask, clipped, unclipped[mask], self.references) for name, mask in masks)
+
+    @cached_property
+    def sweeps(self) -> list[dict[Connectivity, Sweep]]:
+        """The one pass over each support, under both connectivities."""
+        return [self._sweep(support, lesions) for support, lesions in zip(self.supports, self.lesions, strict=True)]
+
+    @cached_property
+    def slices(self) -> list[SliceScores]:
+        """Each support, slice by slice."""
+        return [
+            slice_scores(s.clipped, s.mask, list(s.references.values()), self.task.voxel_size_mm) for s in self.supports
+        ]
+
+    @cached_property
+    def lesions(self) -> list[LesionsOfSupport]:
+        """Lesions of every reference in each support, under both connectivities."""
+        return [
+            {
+                connectivity: {
+                    name: label_reference(reference, support.mask, connectivity)
+                    for name, reference in support.references.items()
+                }
+                for connectivity in CONNECTIVITIES
+            }
+            for support in self.supports
+        ]
+
+    def _sweep(self, support: Support, lesions: LesionsOfSupport) -> dict[Connectivity, Sweep]:
+        order = order_voxels(support.clipped, support.mask, WORKSPACE)
+        return {
+            connectivity: sweep(
+                order,
+                list(lesions[connectivity].values()),
+                connectivity,
+                list(self.voxel_volumes_mm3.values()),
+                self.parameters.minimum_component_mm3,
+                self.parameters.lesion_floor_mm3,
+            )
+            for connectivity in CONNECTIVITIES
+        }
