@@ -4,6 +4,7 @@ The home of every value is `protocol.toml`; this module only types it, checks it
 Source: MIRTO (Kafee Hernashki & Chatterjee, 2026), sections 2.2 to 2.9.
 """
 
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ class ParameterDeclaration(BaseModel):
         numbers = [v for v in _items(value) if isinstance(v, (int, float))]
         if self.choices and value not in self.choices:
             return f"must be one of {', '.join(self.choices)}"
+        if any(not abs(v) <= sys.float_info.max for v in numbers):  # NaN keeps no bound and breaks none
+            return "must be a finite number"
         if self.minimum is not None and any(v < self.minimum for v in numbers):
             return f"must be at least {self.minimum:g}"
         if self.maximum is not None and any(v > self.maximum for v in numbers):
@@ -159,35 +162,53 @@ def declaration() -> Declaration:
 
 def override_problems(overrides: Mapping[str, object]) -> list[tuple[str, str]]:
     """Every problem of a study's [protocol] table as (parameter, what is wrong); empty when it is fine."""
+    problems = [(name, problem) for name, value in overrides.items() if (problem := _problem(name, value))]
+    problems += _type_problems(_without(overrides, problems))
+    parameters = _parameters(_without(overrides, problems))
+    at_fault = {name for name, _ in problems}
+    if not at_fault & {"budgets_cm3", "reference_budget_cm3"}:
+        problems += _budget_problems(parameters)
+    low, high = parameters.baseline_quantiles
+    if not low < high:
+        problems.append(("baseline_quantiles", f"must rise; found {[low, high]}"))
+    return problems
+
+
+def _problem(name: str, value: object) -> str | None:
     declared = declaration().parameter
-    problems: list[tuple[str, str]] = []
-    for name, value in overrides.items():
-        if name not in declared:
-            problems.append((name, f"is no parameter of the protocol; known: {', '.join(sorted(declared))}"))
-        elif declared[name].fixed:
-            problems.append((name, f"is fixed by the protocol: {declared[name].why}"))
-        elif problem := declared[name].problem(value):
-            problems.append((name, f"{problem}, found {value!r}"))
-    if problems:
-        return problems
+    if name not in declared:
+        return f"is no parameter of the protocol; known: {', '.join(sorted(declared))}"
+    if declared[name].fixed:
+        return f"is fixed by the protocol: {declared[name].why}"
+    problem = declared[name].problem(value)
+    return f"{problem}, found {value!r}" if problem else None
+
+
+def _without(overrides: Mapping[str, object], problems: Sequence[tuple[str, str]]) -> dict[str, object]:
+    at_fault = {name for name, _ in problems}
+    return {name: value for name, value in overrides.items() if name not in at_fault}
+
+
+def _type_problems(overrides: Mapping[str, object]) -> list[tuple[str, str]]:
     try:
-        parameters = _parameters(overrides)
+        _parameters(overrides)
     except ValidationError as error:
         return [(str(e["loc"][0]), f"{e['msg']}, found {e['input']!r}") for e in error.errors()]
-    return _budget_problems(parameters)
+    return []
 
 
 def _budget_problems(parameters: Parameters) -> list[tuple[str, str]]:
     budgets = parameters.budgets_cm3
-    if not budgets or len(set(budgets)) < len(budgets):
+    if not budgets or len({_level_id(budget) for budget in budgets}) < len(budgets):
         return [("budgets_cm3", f"must hold different budgets, at least one; found {list(budgets)}")]
     if parameters.reference_budget_cm3 not in budgets:
         found = f"{parameters.reference_budget_cm3:g} is not in budgets_cm3 {list(budgets)}"
         return [("reference_budget_cm3", f"must be one of the budgets; {found}")]
-    low, high = parameters.baseline_quantiles
-    if not low < high:
-        return [("baseline_quantiles", f"must rise; found {[low, high]}")]
     return []
+
+
+def _level_id(budget: float) -> str:
+    return f"{budget:g}"
 
 
 def protocol(overrides: Mapping[str, object] | None = None) -> Protocol:
@@ -236,5 +257,5 @@ def _filled(axis: Axis, parameters: Parameters) -> Axis:
     if axis.parameter is None:
         return axis
     values: tuple[float, ...] = getattr(parameters, axis.parameter)
-    levels = tuple(Level(id=f"{v:g}", description=f"{v:g} cm3", defensible=True) for v in values)
+    levels = tuple(Level(id=_level_id(v), description=f"{v:g} cm3", defensible=True) for v in values)
     return axis.model_copy(update={"levels": levels})

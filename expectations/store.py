@@ -17,6 +17,7 @@ import polars as pl
 
 from expectations.tables import ContractBroken, LakeTable, breaches
 
+LONGEST_OWNER = 160  # of the 255 bytes of a file name; a longer owner is cut, and told apart by a hash
 FINGERPRINT_HEX = 24  # 96 bits: no collision among any number of parts that a disk can hold
 
 
@@ -37,7 +38,10 @@ class Part:
     @property
     def relative_path(self) -> str:
         """Path inside the lake, with forward slashes."""
-        return f"parts/{self.table}/{quote(self.owner, safe='@')}.{self.fingerprint}.parquet"
+        name = quote(self.owner, safe="@")
+        if len(name) > LONGEST_OWNER:
+            name = f"{name[:LONGEST_OWNER]}~{fingerprint({'owner': self.owner})}"
+        return f"parts/{self.table}/{name}.{self.fingerprint}.parquet"
 
 
 def owner(method_id: str | None, subject_id: str | None) -> str:
@@ -83,8 +87,8 @@ class PartStore:
             beside.unlink(missing_ok=True)
 
     def sweep(self) -> int:
-        """Remove what killed writers left beside the parts; how many files that were."""
-        leftovers = list(self.lake.glob("parts/*/.*.tmp"))
+        """Remove what killed writers left in the lake; how many files that were."""
+        leftovers = [file for folder in ("parts/*", "cache", ".") for file in self.lake.glob(f"{folder}/.*.tmp")]
         for leftover in leftovers:
             leftover.unlink(missing_ok=True)
         return len(leftovers)
@@ -107,7 +111,7 @@ def write_text(target: Path, text: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
-        beside.write_text(text)
+        beside.write_text(text, encoding="utf-8")
         publish(beside, target)
     finally:
         beside.unlink(missing_ok=True)

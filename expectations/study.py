@@ -15,14 +15,52 @@ from typing import Annotated, Literal, cast
 
 import fsspec
 from fsspec.core import split_protocol
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 
 from expectations.protocol import Protocol, override_problems, protocol
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Three = tuple[int, int, int]
+# Strict, so that true is no number and "1" no size; a whole number is a float in TOML too.
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Whole = Annotated[int, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+Labels = Annotated[tuple[Whole, ...], Field(min_length=1)]
+Three = tuple[Whole, Whole, Whole]
 Split = Literal["validation", "test"]
+SUBJECT_ID = r"(?!\s)[^/\\\x00-\x1f\x7f]{1,128}(?<!\s)"
+
+
+def _one_of(choices: str) -> WrapValidator:
+    """One message, under the field's own name, for a field that takes several types."""
+
+    def validate(value: object, handler: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            raise ValueError(f"write {choices}") from error
+
+    return WrapValidator(validate)
+
+
+Start = Annotated[Whole | Literal["centre"], _one_of("a voxel, or 'centre'")]
+Extent = Annotated[Whole | Literal["full"], _one_of("a number of voxels, or 'full'")]
+REMEDIES = {
+    "missing": "Add it; the README explains each field",
+    "extra_forbidden": "Remove it or mend its spelling",
+    "tuple_type": "Write a list, as in [1, 1, 1]",
+    "model_type": "Write a table",
+    "dict_type": "Write a table",
+}
 
 
 class Declared(BaseModel):
@@ -47,7 +85,7 @@ class FilesTable(Declared):
 
     reference: str
     brain: str | None = None
-    reference_labels: tuple[int, ...] | None = None
+    reference_labels: Labels | None = None
     intensity: dict[Identifier, str] = Field(default_factory=dict[str, str])
 
 
@@ -55,9 +93,9 @@ class TransformTable(Declared):
     """The `[method.transform]` table: where each canonical axis lies in the stored array."""
 
     source_axis: Three = (0, 1, 2)
-    start: tuple[int | Literal["centre"], int | Literal["centre"], int | Literal["centre"]] = (0, 0, 0)
-    extent: tuple[int | Literal["full"], int | Literal["full"], int | Literal["full"]] = ("full", "full", "full")
-    reversed: tuple[bool, bool, bool] = (False, False, False)
+    start: tuple[Start, Start, Start] = (0, 0, 0)
+    extent: tuple[Extent, Extent, Extent] = ("full", "full", "full")
+    reversed: tuple[Flag, Flag, Flag] = (False, False, False)
     align: Literal["centre", "corner"] = "centre"
     source_size: Three | None = None
 
@@ -79,7 +117,7 @@ class TransformTable(Declared):
 class Quantiles(Declared):
     """Scale by quantiles of in-brain scores, frozen on validation subjects."""
 
-    quantiles: tuple[float, float]
+    quantiles: tuple[Number, Number]
 
     @model_validator(mode="after")
     def _rises(self) -> "Quantiles":
@@ -89,7 +127,10 @@ class Quantiles(Declared):
         return self
 
 
-ScoreScale = Literal["identity"] | Quantiles | tuple[float, float]
+ScoreScale = Annotated[
+    Literal["identity"] | Quantiles | tuple[Number, Number],
+    _one_of("'identity', [low, high] that rises, or {quantiles = [low, high]} that rises within [0, 1]"),
+]
 
 
 class MethodTable(Declared):
@@ -98,7 +139,7 @@ class MethodTable(Declared):
     id: Identifier
     map: str
     own_reference: str | None = None
-    own_reference_labels: tuple[int, ...] | None = None
+    own_reference_labels: Labels | None = None
     family: str | None = None
     training_set: str | None = None
     legacy_voxel_mm3: Positive | None = None
@@ -214,18 +255,18 @@ def load_study(path: Path) -> Study:
     problems = list(_study_problems(path, file))
     subjects, subject_problems = _subjects(path, file)
     problems += subject_problems
-    if not problems:
+    if subjects:
         problems += _file_problems(path, file, subjects)
     if problems:
         raise BadStudy(problems)
-    return Study(path.resolve(), file, tuple(subjects), protocol(file.protocol))
+    return Study(path.absolute(), file, tuple(subjects), protocol(file.protocol))
 
 
 def _study_file(path: Path) -> StudyFile:
-    if not path.is_file():
+    if not _is_there(path):
         raise BadStudy([Problem(str(path), "", "there is no such file", "Name the study.toml of your study")])
     try:
-        return StudyFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        return StudyFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadStudy([Problem(str(path), "", f"is not TOML: {error}", "Mend the line named")]) from error
     except ValidationError as error:
@@ -236,12 +277,12 @@ def _translated(path: Path, error: Mapping[str, object]) -> Problem:
     """A pydantic error in the study file's own terms."""
     places = cast(tuple[int | str, ...], error["loc"])
     field = "".join(f"[{place}]" if isinstance(place, int) else f".{place}" for place in places).lstrip(".")
-    if error["type"] == "missing":
-        return Problem(str(path), field, "is missing", "Add it; the README explains each field")
-    if error["type"] == "extra_forbidden":
-        return Problem(str(path), field, "is no field of a study file", "Remove it or mend its spelling")
-    message = str(error["msg"]).removeprefix("Value error, ")
-    return Problem(str(path), field, f"found {error['input']!r}", message[0].upper() + message[1:])
+    kind, message = str(error["type"]), str(error["msg"]).removeprefix("Value error, ")
+    found = {"missing": "is missing", "extra_forbidden": "is no field of a study file"}
+    remedy = REMEDIES.get(kind, message[0].upper() + message[1:])
+    if field in ("method", "baseline"):
+        remedy = f"Write [[{field}]] in double brackets: there may be several"
+    return Problem(str(path), field, found.get(kind, f"found {error['input']!r}"), remedy)
 
 
 def _study_problems(path: Path, file: StudyFile) -> Iterator[Problem]:
@@ -259,39 +300,73 @@ def _study_problems(path: Path, file: StudyFile) -> Iterator[Problem]:
             known = ", ".join(file.files.intensity) or "none"
             found = f"{baseline.intensity!r} is no contrast of [files.intensity] (declared: {known})"
             yield Problem(where, f"baseline[{number}].intensity", found, "Declare the contrast's pattern there")
-    if file.study.sql is not None and not (path.parent / file.study.sql).is_dir():
-        yield Problem(where, "study.sql", f"{file.study.sql!r} is no folder", "Name the folder of your own marts")
+    declared = {method.training_set for method in file.method}
+    if file.study.primary_training_set not in (None, *declared):
+        found = f"{file.study.primary_training_set!r} is the training_set of no method"
+        yield Problem(where, "study.primary_training_set", found, "Name one that a method declares")
+    if file.study.sql is not None:
+        yield from _folder_problems(path, file.study, file.study.sql)
+
+
+def _folder_problems(path: Path, study: StudyTable, sql: str) -> Iterator[Problem]:
+    if not _is_there(path.parent / sql, is_folder=True):
+        yield Problem(str(path), "study.sql", f"{sql!r} is no folder", "Name the folder of your own marts")
+    elif not _is_inside(path.parent, study.roots, sql):
+        found = f"{sql!r} leaves the study"
+        yield Problem(str(path), "study.sql", found, "Move the folder, or declare it in study.roots")
+
+
+def _is_there(path: Path, is_folder: bool = False) -> bool:
+    """Whether a file or folder is there; a name that no disk can hold is not."""
+    try:
+        return path.is_dir() if is_folder else path.is_file()
+    except OSError:
+        return False
 
 
 def _subjects(path: Path, file: StudyFile) -> tuple[list[Subject], list[Problem]]:
     """Read the subjects file as text, with every problem in it."""
     source = path.parent / file.study.subjects
-    if not source.is_file():
+    if not _is_there(source):
         return [], [Problem(str(path), "study.subjects", f"{file.study.subjects!r} is no file", "Name the CSV file")]
+    if not _is_inside(path.parent, file.study.roots, file.study.subjects):
+        found = f"{file.study.subjects!r} leaves the study"
+        return [], [Problem(str(path), "study.subjects", found, "Move it, or declare its folder in study.roots")]
     try:
         with source.open(newline="", encoding="utf-8-sig") as handle:
-            rows = list(csv.DictReader(handle, restkey="", restval=""))
+            reader = csv.DictReader(handle, restkey="", restval="")
+            columns = list(reader.fieldnames or ())
+            lines = [(reader.line_num, row) for row in reader]
     except (UnicodeDecodeError, csv.Error) as error:
         return [], [Problem(str(source), "", f"cannot be read as CSV text: {error}", "Save it as UTF-8 CSV")]
-    missing = [name for name in ("subject_id", "split") if not rows or name not in rows[0]]
-    if missing:
-        found = f"has no column {' and no column '.join(missing)}" if rows else "lists no subject"
-        return [], [Problem(str(source), "", found, "Start it with the line subject_id,split and a row a subject")]
-    problems = list(_subject_problems(source, rows))
+    problems = list(_column_problems(source, columns, bool(lines))) or list(_subject_problems(source, lines))
     if problems:
         return [], problems
-    return [Subject(r["subject_id"], "test" if r["split"] == "test" else "validation", r) for r in rows], []
+    subjects = [(row["subject_id"], row["split"], row) for _, row in lines]
+    return [Subject(name, "test" if split == "test" else "validation", row) for name, split, row in subjects], []
 
 
-def _subject_problems(source: Path, rows: Sequence[Mapping[str, str]]) -> Iterator[Problem]:
+def _column_problems(source: Path, columns: Sequence[str], has_rows: bool) -> Iterator[Problem]:
+    missing = [name for name in ("subject_id", "split") if name not in columns]
+    if missing or not has_rows:
+        found = f"has no column {' and no column '.join(missing)}" if has_rows else "lists no subject"
+        yield Problem(str(source), "", found, "Start it with the line subject_id,split and a row a subject")
+    elif "" in columns:
+        yield Problem(str(source), "line 1", "has a column without a name", "Name it, or remove the comma")
+    elif repeated := sorted({name for name in columns if columns.count(name) > 1}):
+        yield Problem(str(source), "line 1", f"has two columns {repeated[0]}", "Give every column its own name")
+
+
+def _subject_problems(source: Path, lines: Sequence[tuple[int, Mapping[str, str]]]) -> Iterator[Problem]:
     seen: dict[str, int] = {}
-    for line, row in enumerate(rows, start=2):
+    for line, row in lines:
         subject, split = row["subject_id"], row["split"]
         where = f"line {line}"
         if "" in row:
             yield Problem(str(source), where, "has more cells than the first line", "Quote cells that hold commas")
-        if not re.fullmatch(r"[^\s/\\](?:[^/\\\n]{0,126}[^\s/\\])?", subject) or subject in (".", ".."):
-            yield Problem(str(source), where, f"subject_id {subject!r}", "Use 1 to 128 characters without slashes")
+        if not re.fullmatch(SUBJECT_ID, subject) or subject in (".", ".."):
+            remedy = "Use 1 to 128 characters without slashes and control characters, no blank at the ends"
+            yield Problem(str(source), where, f"subject_id {subject!r}", remedy)
         elif subject in seen:
             found = f"subject {subject!r} stands on line {seen[subject]} already"
             yield Problem(str(source), where, found, "Keep one row a subject")
@@ -321,14 +396,29 @@ def _file_problems(path: Path, file: StudyFile, subjects: Sequence[Subject]) -> 
         problem = problem or _escape_problem(path.parent, file.study.roots, pattern, subjects)
         if problem:
             problems.append(Problem(str(path), field, problem[0], problem[1]))
-    return problems
+    return problems or list(_shared_images(path, file, subjects[0]))
+
+
+def _shared_images(path: Path, file: StudyFile, subject: Subject) -> Iterator[Problem]:
+    """Two contrasts that name the same file."""
+    seen: dict[str, str] = {}
+    for contrast, pattern in file.files.intensity.items():
+        name = pattern.format_map(subject.fields)
+        if name in seen:
+            found = f"{name!r} is the image of {seen[name]} too"
+            yield Problem(str(path), f"files.intensity.{contrast}", found, "Give every contrast its own image")
+        seen.setdefault(name, contrast)
 
 
 def _pattern_problem(pattern: str, fields: Mapping[str, str]) -> tuple[str, str] | None:
+    plain = "Write columns in single braces and nothing else in them, as in {subject_id}"
     try:
-        names = [name for _, name, spec, _ in Formatter().parse(pattern) if name is not None or spec]
+        parsed = [part for part in Formatter().parse(pattern) if part[1] is not None]
     except ValueError as error:
-        return f"{pattern!r} is no pattern: {error}", "Write columns in single braces, as in {subject_id}"
+        return f"{pattern!r} is no pattern: {error}", plain
+    if any(spec or conversion for _, _, spec, conversion in parsed):
+        return f"{pattern!r} formats a column", plain
+    names = [name for _, name, _, _ in parsed if name is not None]
     unknown = [name for name in names if name not in fields]
     if unknown:
         known = ", ".join(f"{{{name}}}" for name in fields)
@@ -338,6 +428,10 @@ def _pattern_problem(pattern: str, fields: Mapping[str, str]) -> tuple[str, str]
             f"{pattern!r} holds no {{subject_id}}",
             "A file is per subject: write {subject_id} where its name differs",
         )
+    try:
+        pattern.format_map(fields)
+    except (LookupError, ValueError, AttributeError):
+        return f"{pattern!r} uses a column whose name no pattern can hold", "Rename it: letters, digits and _"
     return None
 
 
@@ -347,7 +441,11 @@ def _escape_problem(
     seen: dict[str, str] = {}
     for subject in subjects:
         name = pattern.format_map(subject.fields)
-        if not _is_inside(folder, roots, name):
+        try:
+            inside = _is_inside(folder, roots, name)
+        except (OSError, RuntimeError, ValueError) as error:  # a link to itself, a null character
+            return f"{name!r} is no path: {error}", "Mend the link, or the name"
+        if not inside:
             return f"{name!r} leaves the study", "Move the file, or declare its folder in study.roots"
         if name in seen:
             found = f"{pattern!r} names {name!r} for both {seen[name]!r} and {subject.subject_id!r}"

@@ -73,4 +73,4 @@ def read_manifest(lake: Path) -> Manifest:
     file = lake / FILE_NAME
     if not file.exists():
         raise NoLake(f"{lake} is no lake: it holds no {FILE_NAME}. Run `mirto ingest STUDY --lake {lake}`.")
-    return Manifest.model_validate_json(file.read_text())
+    return Manifest.model_validate_json(file.read_text(encoding="utf-8"))

@@ -295,7 +295,7 @@ class CheckTask:
         return list({source.url: source for source in every}.values())
 
 
-METHOD_INGREDIENTS = ("map", "own_reference", "transform", "scale", "quantiles", "legacy_voxel_mm3")
+METHOD_INGREDIENTS = ("map", "map_file", "own_reference", "transform", "scale", "quantiles", "legacy_voxel_mm3")
 
 
 class Fingerprints:
@@ -304,6 +304,7 @@ class Fingerprints:
     def __init__(self, plan: Plan, digests: Mapping[str, tuple[str, int]]) -> None:
         self.plan = plan
         self.digests = digests
+        self.references = {subject.subject_id: subject.reference for subject in plan.subjects}
 
     def _file(self, source: Source | None) -> object:
         return None if source is None else [self.digests[source.url][0], source.labels]
@@ -318,7 +319,7 @@ class Fingerprints:
             **self.plan.parameters.model_dump(mode="json"),
             "split": subject.split,
             "reference": self._file(subject.reference),
-            "support": ["mask" if subject.brain else "image", self._file(subject.support)],
+            "support": ["mask" if subject.brain else "image", self._file(subject.support or subject.reference)],
             "contrast": self._file(subject.contrast),
             "voxel_size_mm": self.plan.voxel_size_mm,
         }
@@ -334,7 +335,9 @@ class Fingerprints:
         """The `source_file` part of some files."""
         files = [[s.path, s.role, *self.digests[s.url]] for s in sources]
         transform = None if entry is None else entry.transform.model_dump(mode="json")
-        ingredients = {"files": files, "voxel_size_mm": self.plan.voxel_size_mm, "transform": transform}
+        grid = None if entry is None else self.digests[self.references[subject_id].url][0]  # fills "full" and "centre"
+        size = self.plan.voxel_size_mm
+        ingredients = {"files": files, "grid": grid, "transform": transform, "voxel_size_mm": size}
         name = owner(entry.method_id if entry else None, subject_id)
         return self._part(lake_tables()["source_file"], name, ingredients)
 
@@ -363,6 +366,7 @@ class Fingerprints:
         inputs = self.plan.maps[entry.method_id, subject.subject_id]
         ingredients = self._subject_ingredients(subject) | {
             "map": [entry.kind, self._file(inputs.map), entry.nan_outside_brain],
+            "map_file": self._file(inputs.map),  # its shape alone: round trips, and what an own reference must share
             "own_reference": self._file(inputs.own_reference),
             "transform": entry.transform.model_dump(mode="json"),
             "scale": scale,

@@ -188,7 +188,7 @@ class Ingest:
 
     def _quantile_scale(self, entry: Entry) -> Scale:
         mine = [p for p in self.current["score_quantile"] if p.owner.startswith(f"{entry.method_id}@")]
-        frames = [pl.read_parquet(self.store.path(part)) for part in sorted(mine)]
+        frames = [pl.read_parquet(self.store.path(part), glob=False) for part in sorted(mine)]
         rows = pl.concat(frames).sort("subject_id") if frames else pl.DataFrame()
         if rows.is_empty():
             found = f"{entry.method_id} is scaled by quantiles of validation subjects, and none could be read"

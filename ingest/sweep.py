@@ -198,6 +198,9 @@ class Forest(NamedTuple):
     """Element b is 1 + the number of births at bucket b or above."""
     steps: Counts
     """Steps to the neighbours of a voxel."""
+    near: Counts
+    near_labels: Indices
+    """Scratch: the predicted neighbours of a voxel."""
     minimums: Counts
     """Smallest voxel counts of the kept sets, ascending; the first is 0: hysteresis without pruning."""
     totals: Counts
@@ -432,6 +435,8 @@ def _run(
         numbers=numbers,
         births=np.zeros(BUCKETS + 1, np.int64),
         steps=neighbour_offsets(connectivity) @ order.strides,
+        near=np.empty(connectivity + 1, np.int64),
+        near_labels=np.empty(connectivity + 1, np.int32),
         minimums=minimums,
         totals=np.zeros(minimums.size, np.int64),
     )
@@ -639,12 +644,13 @@ def _sweep_levels(
 ) -> Counts:
     """The pass: flood each level, keep what qualifies, read the lesions off. Leaves the labels zero."""
     deferred = np.ones(1024, np.int64)
-    near = np.zeros(forest.steps.size + 1, np.int64)
     kept = 1
     forest.births[BUCKETS] = 1
     for level in range(LEVELS - 2, -1, -1):
         for bucket in (2 * level + 2, 2 * level + 1):
-            _flood(forest, voxels[bounds[bucket] : bounds[bucket - 1]], bucket, kept, near)
+            forest.births[bucket] = _flood(
+                forest, voxels, bounds[bucket], bounds[bucket - 1], forest.births[bucket + 1], kept
+            )
         _keep(forest, kept, forest.births[level + LEVELS])
         kept = forest.births[level + LEVELS]
         output.predicted[0, level] = bounds[2 * level]
@@ -655,8 +661,9 @@ def _sweep_levels(
                 output.source[reference, level] = output.source[reference, level + 1]
             else:
                 where = (reference, level, followed_floor)
-                bridges = _update_fragments(forest, lesions, fragments, components, reference, kept)
-                deferred = _read_lesions(lesions, fragments, components, contacts, bridges, where, output, deferred)
+                counts = _update_fragments(forest, lesions, fragments, components, reference)
+                _describe(forest, components, counts[0], kept)
+                deferred = _read_lesions(lesions, fragments, components, contacts, counts[1], where, output, deferred)
     _clear(forest.labels, voxels)
     return deferred
 
@@ -683,91 +690,98 @@ def _root(parents: Indices, component: int) -> int:
 
 
 @compiled
-def _count(size: int, sign: int, minimums: Counts, totals: Counts) -> None:
-    """Add a kept component to the totals of the kept sets it belongs to, or take it out."""
+def _flood(forest: Forest, voxels: Indices, first: int, last: int, births: int, kept: int) -> int:
+    """Predict the voxels of one bucket, joining them with their predicted neighbours; the births so far.
+
+    Whether a neighbour is predicted is as good as random, so the predicted ones are listed without branching; and the
+    neighbours of a block of voxels are read once beforehand, to have them in the cache when branches depend on them.
+    Their labels are brought up to date in passing, which keeps the ways to the roots short.
+    """
+    labels, parents, sizes, totals = forest.labels, forest.parents, forest.sizes, forest.totals
+    steps, near, near_labels, minimums = forest.steps, forest.near, forest.near_labels, forest.minimums
+    for start in range(first, last, BLOCK):
+        stop = min(start + BLOCK, last)
+        near_labels[steps.size] = _touch(labels, voxels, start, stop, steps)
+        for index in range(start, stop):
+            voxel = voxels[index]
+            count = _list_predicted(labels, voxel, steps, near, near_labels)
+            root = 0
+            for place in range(count):
+                label = int(near_labels[place])
+                if label != root:
+                    found = _root(parents, label)
+                    labels[near[place]] = found
+                    if root == 0:
+                        root = found
+                    elif found != root:
+                        root = _join(parents, sizes, min(root, found), max(root, found), kept, minimums, totals)
+            if root == 0:
+                root = births
+                births += 1
+                parents[root] = root
+                sizes[root] = 0
+            sizes[root] += 1
+            if root < kept:
+                _add_voxel(sizes[root], minimums, totals)
+            labels[voxel] = root
+    return births
+
+
+@compiled
+def _touch(labels: Indices, voxels: Indices, first: int, last: int, steps: Counts) -> int:
+    """Read the labels of all neighbours; the result only keeps the compiler from leaving that out."""
+    seen = 0
+    for index in range(first, last):
+        voxel = voxels[index]
+        for place in range(steps.size):
+            seen ^= int(labels[voxel + steps[place]])
+    return seen
+
+
+@compiled
+def _list_predicted(labels: Indices, voxel: int, steps: Counts, near: Counts, near_labels: Indices) -> int:
+    """List the predicted neighbours of a voxel and their labels; their number."""
+    count = 0
+    for place in range(steps.size):
+        neighbour = voxel + steps[place]
+        label = labels[neighbour]
+        near[count] = neighbour
+        near_labels[count] = label
+        count += label != 0
+    return count
+
+
+@compiled
+def _add_voxel(size: int, minimums: Counts, totals: Counts) -> None:
+    """Count the last of so many voxels of a kept component; it may be the one that brings the component into a set."""
+    for index in range(minimums.size):
+        if size > minimums[index]:
+            totals[index] += 1
+        elif size == minimums[index]:
+            totals[index] += size
+
+
+@compiled
+def _add_component(size: int, sign: int, minimums: Counts, totals: Counts) -> None:
+    """Count a kept component in the sets it is large enough for, or take it out."""
     for index in range(minimums.size):
         if size >= minimums[index]:
             totals[index] += sign * size
 
 
 @compiled
-def _flood(forest: Forest, voxels: Indices, bucket: int, kept: int, near: Counts) -> None:
-    """Predict the voxels of one bucket, joining them with their predicted neighbours.
-
-    Whether a neighbour is predicted is as good as random, so the predicted ones are listed without branching; and the
-    neighbours of a block of voxels are read once beforehand, to have them in the cache when branches depend on them.
-    Their labels are brought up to date in passing, which keeps the ways to the roots short.
-    """
-    labels, parents, sizes, steps = forest.labels, forest.parents, forest.sizes, forest.steps
-    births = forest.births[bucket + 1]
-    for start in range(0, voxels.size, BLOCK):
-        block = voxels[start : start + BLOCK]
-        near[steps.size] = _touch(labels, block, steps)
-        for voxel in block:
-            root = 0
-            for place in near[: _list_predicted(labels, voxel, steps, near)]:
-                label = int(labels[place])
-                if label != root:
-                    found = _root(parents, label)
-                    labels[place] = found
-                    if root == 0:
-                        root = found
-                    elif found != root:
-                        root = _join(forest, min(root, found), max(root, found), kept)
-            if root == 0:
-                root = births
-                births += 1
-                parents[root] = root
-                sizes[root] = 0
-            _grow(sizes, root, root < kept, forest.minimums, forest.totals)
-            labels[voxel] = root
-    forest.births[bucket] = births
-
-
-@compiled
-def _touch(labels: Indices, voxels: Indices, steps: Counts) -> int:
-    """Read the labels of all neighbours; the result only keeps the compiler from leaving that out."""
-    seen = 0
-    for voxel in voxels:
-        for step in steps:
-            seen ^= int(labels[voxel + step])
-    return seen
-
-
-@compiled
-def _list_predicted(labels: Indices, voxel: int, steps: Counts, near: Counts) -> int:
-    """List the predicted neighbours of a voxel; their number."""
-    count = 0
-    for step in steps:
-        near[count] = voxel + step
-        count += labels[voxel + step] != 0
-    return count
-
-
-@compiled
-def _grow(sizes: Indices, root: int, is_kept: bool, minimums: Counts, totals: Counts) -> None:
-    """Add a voxel to a component."""
-    size = sizes[root]
-    sizes[root] = size + 1
-    if is_kept:
-        for index in range(minimums.size):
-            if size >= minimums[index]:
-                totals[index] += 1
-            elif size + 1 == minimums[index]:
-                totals[index] += size + 1
-
-
-@compiled
-def _join(forest: Forest, older: int, younger: int, kept: int) -> int:
+def _join(
+    parents: Indices, sizes: Indices, older: int, younger: int, kept: int, minimums: Counts, totals: Counts
+) -> int:
     """Merge a component into an older one, which is kept if either is; the older."""
-    size, other = forest.sizes[older], forest.sizes[younger]
+    size, other = int(sizes[older]), int(sizes[younger])
     if older < kept:
-        _count(size, -1, forest.minimums, forest.totals)
-        if younger < kept:
-            _count(other, -1, forest.minimums, forest.totals)
-        _count(size + other, 1, forest.minimums, forest.totals)
-    forest.sizes[older] = size + other
-    forest.parents[younger] = older
+        _add_component(size, -1, minimums, totals)
+        _add_component(size + other, 1, minimums, totals)
+    if younger < kept:
+        _add_component(other, -1, minimums, totals)
+    sizes[older] = size + other
+    parents[younger] = older
     return older
 
 
@@ -776,7 +790,7 @@ def _keep(forest: Forest, first: int, last: int) -> None:
     """Count the components born in a range that have merged into none older: they are kept from now on."""
     for component in range(first, last):
         if forest.parents[component] == component:
-            _count(forest.sizes[component], 1, forest.minimums, forest.totals)
+            _add_component(forest.sizes[component], 1, forest.minimums, forest.totals)
 
 
 @compiled
@@ -792,9 +806,9 @@ def _append_visits(visits: Visits, labels: Indices, fragments: Fragments, refere
 
 
 @compiled
-def _code(forest: Forest, root: int, kept: int) -> int:
+def _code(sizes: Indices, root: int, kept: int) -> int:
     """Size of a component and whether it is kept, as one number: `2 * voxels + kept`."""
-    return 2 * forest.sizes[root] + (root < kept)
+    return 2 * int(sizes[root]) + (root < kept)
 
 
 @compiled
@@ -803,73 +817,66 @@ def _is_unchanged(forest: Forest, lesions: Lesions, fragments: Fragments, refere
     for lesion in range(lesions.first[reference], lesions.first[reference + 1]):
         start = fragments.first[lesion]
         for slot in range(start, start + fragments.held[lesion]):
-            root = fragments.root[slot]
-            if forest.parents[root] != root or fragments.code[slot] != _code(forest, root, kept):
+            root = int(fragments.root[slot])
+            if forest.parents[root] != root or fragments.code[slot] != _code(forest.sizes, root, kept):
                 return False
     return True
 
 
 @compiled
 def _update_fragments(
-    forest: Forest, lesions: Lesions, fragments: Fragments, components: Components, reference: int, kept: int
-) -> int:
-    """Look up the roots of the fragments, join those of one lesion and one component; the number of bridges."""
+    forest: Forest, lesions: Lesions, fragments: Fragments, components: Components, reference: int
+) -> tuple[int, int]:
+    """Look up the roots of the fragments, and join those of one lesion and one component.
+
+    Returns the number of components, and of bridges among them.
+    """
+    parents, numbers, floors = forest.parents, forest.numbers, lesions.floors
+    roots, overlaps, members, following = fragments.root, fragments.overlap, fragments.component, fragments.following
+    component_roots, lasts, degrees = components.root, components.last, components.degree
     count, bridges = 0, 0
     for lesion in range(lesions.first[reference], lesions.first[reference + 1]):
         start = fragments.first[lesion]
         write = start
         for slot in range(start, start + fragments.held[lesion]):
-            root = _root(forest.parents, fragments.root[slot])
-            component = int(forest.numbers[root])
-            if not 0 <= component < count or components.root[component] != root:
+            root = _root(parents, roots[slot])
+            component = int(numbers[root])
+            if not 0 <= component < count or component_roots[component] != root:
                 component = count
-                forest.numbers[root] = count
                 count += 1
-                _start_component(components, component, root, _code(forest, root, kept), forest.minimums)
-            last = components.last[component]
+                numbers[root] = component
+                component_roots[component] = root
+                components.head[component] = write
+                lasts[component] = -1
+                degrees[component] = 0
+            last = lasts[component]
             if last >= start:
-                fragments.overlap[last] += fragments.overlap[slot]
+                overlaps[last] += overlaps[slot]
             else:
-                fragments.overlap[write] = fragments.overlap[slot]
-                _link_fragment(fragments, components, component, write, last)
-                _count_lesion(components.degree[component], lesions.sizes[lesion], lesions.floors)
-                if components.degree[component, 0] == 2:
+                roots[write] = root
+                overlaps[write] = overlaps[slot]
+                members[write] = component
+                following[write] = -1
+                if last >= 0:
+                    following[last] = write
+                lasts[component] = write
+                for floor in range(floors.size):
+                    degrees[component, floor] += lesions.sizes[lesion] >= floors[floor]
+                if degrees[component, 0] == 2:
                     components.bridges[bridges] = component
                     bridges += 1
                 write += 1
         fragments.held[lesion] = write - start
-    return bridges
+    return count, bridges
 
 
 @compiled
-def _start_component(components: Components, component: int, root: int, code: int, minimums: Counts) -> None:
-    """Describe a component not seen before."""
-    components.root[component] = root
-    components.code[component] = code
-    components.rank[component] = _rank(code, minimums)
-    components.last[component] = -1
-    components.degree[component] = 0
-
-
-@compiled
-def _link_fragment(fragments: Fragments, components: Components, component: int, slot: int, last: int) -> None:
-    """Append a fragment to its component."""
-    if last < 0:
-        components.head[component] = slot
-    else:
-        fragments.following[last] = slot
-    components.last[component] = slot
-    fragments.following[slot] = -1
-    fragments.root[slot] = components.root[component]
-    fragments.code[slot] = components.code[component]
-    fragments.component[slot] = component
-
-
-@compiled
-def _count_lesion(degree: Indices, size: int, floors: Counts) -> None:
-    """Count a lesion for a component, in the sets that the lesion belongs to."""
-    for floor in range(floors.size):
-        degree[floor] += size >= floors[floor]
+def _describe(forest: Forest, components: Components, count: int, kept: int) -> None:
+    """Set the code and rank of each component."""
+    for component in range(count):
+        code = _code(forest.sizes, components.root[component], kept)
+        components.code[component] = code
+        components.rank[component] = _rank(code, forest.minimums)
 
 
 @compiled
@@ -896,8 +903,9 @@ def _read_lesions(
 ) -> Counts:
     """Count overlaps and hits of one reference at one level, under every floor and filter."""
     reference, level, followed_floor = where
-    for lesion in range(lesions.first[reference], lesions.first[reference + 1]):
-        _take_leaves(lesions, fragments, components, lesion)
+    first, last = lesions.first[reference], lesions.first[reference + 1]
+    _take_leaves(lesions, fragments, components, first, last)
+    _carry_over(lesions.overlap, lesions.shared, lesions.union, first, last)
     for floor in range(lesions.floors.size):
         count = _list_contacts(lesions, fragments, components, contacts, bridges, floor)
         for kept in range(lesions.overlap.shape[1]):
@@ -912,35 +920,45 @@ def _read_lesions(
 
 
 @compiled
-def _take_leaves(lesions: Lesions, fragments: Fragments, components: Components, lesion: int) -> None:
-    """Sum the overlaps of a lesion, and give it the best component that touches no other lesion, per set and filter."""
-    overlaps, shared, union = lesions.overlap[lesion], lesions.shared[lesion], lesions.union[lesion]
-    overlaps[:] = 0
-    shared[:] = 0
-    union[:] = 1
-    size = lesions.sizes[lesion]
-    start = fragments.first[lesion]
-    for slot in range(start, start + fragments.held[lesion]):
-        component = int(fragments.component[slot])
-        overlap = int(fragments.overlap[slot])
-        joint = (components.code[component] >> 1) + size - overlap
-        rank = int(components.rank[component])
-        overlaps[rank] += overlap
-        for floor in range(lesions.floors.size):
-            if components.degree[component, floor] == 1 and size >= lesions.floors[floor]:
-                _take_better(shared[floor], union[floor], rank, overlap, joint)
-    for kept in range(overlaps.size - 2, -1, -1):
-        overlaps[kept] += overlaps[kept + 1]
-        for floor in range(lesions.floors.size):
-            _take_better(shared[floor], union[floor], kept, shared[floor, kept + 1], union[floor, kept + 1])
+def _take_leaves(lesions: Lesions, fragments: Fragments, components: Components, first: int, last: int) -> None:
+    """Sum overlaps, and give each lesion the best component that touches no other, per set and last filter passed."""
+    shared, union, overlaps, floors = lesions.shared, lesions.union, lesions.overlap, lesions.floors
+    codes, ranks, degrees = components.code, components.rank, components.degree
+    overlaps[first:last] = 0
+    shared[first:last] = 0
+    union[first:last] = 1
+    for lesion in range(first, last):
+        size = lesions.sizes[lesion]
+        start = fragments.first[lesion]
+        for slot in range(start, start + fragments.held[lesion]):
+            component = fragments.component[slot]
+            overlap = fragments.overlap[slot]
+            rank = int(ranks[component])
+            joint = (codes[component] >> 1) + size - overlap
+            fragments.code[slot] = codes[component]
+            overlaps[lesion, rank] += overlap
+            for floor in range(floors.size):
+                if degrees[component, floor] == 1 and size >= floors[floor]:
+                    _take_better(shared, union, lesion, floor, rank, overlap, joint)
 
 
 @compiled
-def _take_better(shared: Counts, union: Counts, kept: int, overlap: int, joint: int) -> None:
+def _carry_over(overlaps: Counts, shared: Counts, union: Counts, first: int, last: int) -> None:
+    """Carry what passes a filter over to the weaker filters before it."""
+    for lesion in range(first, last):
+        for kept in range(overlaps.shape[1] - 2, -1, -1):
+            overlaps[lesion, kept] += overlaps[lesion, kept + 1]
+            for floor in range(shared.shape[1]):
+                overlap, joint = shared[lesion, floor, kept + 1], union[lesion, floor, kept + 1]
+                _take_better(shared, union, lesion, floor, kept, overlap, joint)
+
+
+@compiled
+def _take_better(shared: Counts, union: Counts, lesion: int, floor: int, kept: int, overlap: int, joint: int) -> None:
     """Match a lesion with a component if that has the greater IoU."""
-    if overlap * union[kept] > shared[kept] * joint:
-        shared[kept] = overlap
-        union[kept] = joint
+    if overlap * union[lesion, floor, kept] > shared[lesion, floor, kept] * joint:
+        shared[lesion, floor, kept] = overlap
+        union[lesion, floor, kept] = joint
 
 
 @compiled
@@ -1056,15 +1074,13 @@ def _gains_more(lesions: Lesions, contacts: Contacts, one: int, other: int, floo
     With IoUs a, b and what the lesions have without, a' and b': a - a' > b - b' exactly when a + b' > b + a'.
     """
     lesion, rival = contacts.lesion[one], contacts.lesion[other]
-    overlap, union = int(contacts.overlap[one]), int(contacts.union[one])
-    rival_overlap, rival_union = int(contacts.overlap[other]), int(contacts.union[other])
-    own_shared, own_union = lesions.shared[lesion, floor, kept], lesions.union[lesion, floor, kept]
-    their_shared, their_union = lesions.shared[rival, floor, kept], lesions.union[rival, floor, kept]
+    shared, union = lesions.shared[lesion, floor, kept], lesions.union[lesion, floor, kept]
+    rival_shared, rival_union = lesions.shared[rival, floor, kept], lesions.union[rival, floor, kept]
     return _is_greater(
-        overlap * their_union + their_shared * union,
-        union * their_union,
-        rival_overlap * own_union + own_shared * rival_union,
-        rival_union * own_union,
+        contacts.overlap[one] * rival_union + rival_shared * contacts.union[one],
+        contacts.union[one] * rival_union,
+        contacts.overlap[other] * union + shared * contacts.union[other],
+        contacts.union[other] * union,
     )
 
 

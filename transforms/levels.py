@@ -4,6 +4,7 @@ A level with a null cell is dropped for all methods, so that the design stays ba
 """
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import polars as pl
@@ -29,9 +30,11 @@ def drop_levels(scored: Flags, acting: Flags) -> list[Drop]:
 
     First every level that no universe scores among those in which its axis acts (not measured, or infeasible
     throughout); metrics come first, since the other axes act through them. Then, while a universe without a score is
-    left, the level (of any axis but the metric) whose removal leaves the most scored universes; ties go to the earlier
-    axis, then the earlier level. A metric is never given up for a hole that dropping another level can mend: by count
-    alone Dice would go before one infeasible budget, because the metrics without a threshold replicate theirs.
+    left, the level with a hole (of any axis but the metric) whose removal leaves the largest share of the remaining
+    universes scored, among equals the most scored universes; ties go to the earlier axis, then the earlier level. The
+    share comes first because the number alone gives up levels of long axes that mend nothing: four threshold rules
+    before one level of aggregation. A metric is never given up for a hole that dropping another level can mend; it
+    goes only when the search has left it without any score.
 
     Args:
         scored: One flag per universe, an array with one dimension per axis, the metric last.
@@ -51,7 +54,7 @@ def drop_levels(scored: Flags, acting: Flags) -> list[Drop]:
             seen = np.moveaxis(scored[..., metrics], axis, 0).reshape(scored.shape[axis], -1).any(axis=1)
             drops += [Drop(axis, level, True) for level in np.flatnonzero(~seen).tolist()]
     _forget(kept, drops)
-    while (worst := _costliest_hole(scored, kept)) is not None:
+    while (worst := _next_drop(scored, kept)) is not None:
         drops.append(worst)
         _forget(kept, [worst])
     return drops
@@ -62,20 +65,31 @@ def _forget(kept: list[Flags], drops: list[Drop]) -> None:
         kept[drop.axis][drop.level] = False
 
 
-def _costliest_hole(scored: Flags, kept: list[Flags]) -> Drop | None:
-    """The level with a hole whose removal leaves the most scored universes; None where no hole is left."""
+def _next_drop(scored: Flags, kept: list[Flags]) -> Drop | None:
+    """The next level that leaves; None where no hole is left."""
     left = scored[np.ix_(*kept)]
     if left.all():
         return None
-    total, best, best_left = int(left.sum()), None, -1
-    for axis in range(scored.ndim - 1):
+    metrics = np.flatnonzero(kept[-1])
+    silent = metrics[~left.reshape(-1, len(metrics)).any(axis=0)].tolist()
+    return Drop(scored.ndim - 1, silent[0], False) if silent else _costliest_hole(left, kept)
+
+
+def _costliest_hole(left: Flags, kept: list[Flags]) -> Drop:
+    """The level with a hole without which the largest share, then the most, of the universes left are scored.
+
+    There is one: where every metric has a score, a universe without one lies at a level of an axis that has others.
+    """
+    total, ranked = int(left.sum()), list[tuple[Fraction, int, int, int]]()
+    for axis in range(left.ndim - 1):
         positions = np.flatnonzero(kept[axis])
         slices = np.moveaxis(left, axis, 0).reshape(len(positions), -1)
         for position, level in zip(positions.tolist(), slices, strict=True):
-            remaining = total - int(level.sum())
-            if not level.all() and remaining > best_left:
-                best, best_left = Drop(axis, position, False), remaining
-    return best
+            remaining, size = total - int(level.sum()), left.size - level.size
+            if size > 0 and not level.all():
+                ranked.append((Fraction(remaining, size), remaining, -axis, -position))
+    _, _, axis, position = max(ranked)
+    return Drop(-axis, -position, False)
 
 
 @declared(
@@ -97,12 +111,13 @@ def dropped_level(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
     columns = [axis.column for axis in protocol.axes]
     acts = set(inputs["metric_axis"].select("metric_id", "axis_column").iter_rows())
     acting = np.array([[(m, column) in acts for column in columns] for m in protocol.level_ids("metric_id")])
+    choices = inputs["threshold_choice"].filter(pl.col("method_id").is_in(ranked))
     rows: list[tuple[object, ...]] = []
     for position, drop in enumerate(drop_levels(scored, acting)):
         axis = protocol.axes[drop.axis]
         level = axis.levels[drop.level].id
         count = int(np.prod([n for k, n in enumerate(shape) if k != drop.axis]))
-        reason = _reason(axis.column, level, drop, inputs["threshold_choice"])
+        reason = _reason(axis.column, level, drop, choices)
         rows.append((axis.column, level, position, count, reason))
     return dropped_level.table.frame(rows)
 

@@ -39,7 +39,7 @@ def upper_bound(exceedances: int, count: int, delta: float) -> float:
     """One-sided Clopper-Pearson upper bound of a proportion at confidence 1 - delta."""
     if exceedances >= count:
         return 1.0
-    return float(stats.beta.ppf(1 - delta, exceedances + 1, count - exceedances))
+    return float(stats.beta.isf(delta, exceedances + 1, count - exceedances))
 
 
 def _allowed(rule: ThresholdRule, count: int, delta: float) -> int | None:

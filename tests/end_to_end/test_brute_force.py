@@ -150,16 +150,17 @@ class Transform:
         return value.astype(np.float32)
 
     def round_trip(self, reference: Mask, stored_shape: tuple[int, ...]) -> Mask:
+        shape: tuple[int, ...] = reference.shape
         sizes = [stored_shape[axis] for axis in self.source_axis]
         taken = [
             a + ((2 * np.arange(size) + 1) * length) // (2 * size)
             for a, length, size in zip(self.start, self.extent, sizes, strict=True)
         ]
         back: list[Array] = [
-            np.clip(((2 * (np.arange(shape) - a) + 1) * size) // (2 * length), 0, size - 1)
-            for shape, a, length, size in zip(reference.shape, self.start, self.extent, sizes, strict=True)
+            np.clip(((2 * (np.arange(width) - a) + 1) * size) // (2 * length), 0, size - 1)
+            for width, a, length, size in zip(shape, self.start, self.extent, sizes, strict=True)
         ]
-        return reference[np.ix_(*taken)][np.ix_(*back)] & self.in_view(reference.shape)
+        return reference[np.ix_(*taken)][np.ix_(*back)] & self.in_view(shape)
 
 
 def read_nifti(path: Path) -> Array:
@@ -971,7 +972,7 @@ LARGEST: dict[str, float] = {}
 def differs(table: str, column: str, found: Any, expected: Any, tolerance: float) -> bool:
     if not isinstance(expected, float) or found is None:
         return bool(found != expected)
-    difference = abs(found - expected)
+    difference = abs(found - expected) / max(1.0, abs(expected))
     LARGEST[f"{table}.{column}"] = max(LARGEST.get(f"{table}.{column}", 0.0), difference)
     return not difference <= tolerance
 

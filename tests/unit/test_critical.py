@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from ingest.critical import CriticalThresholds, critical_thresholds, exceeding_voxels
@@ -37,19 +36,23 @@ MAPS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
 
 @st.composite
 def labelled_scores(draw: st.DrawFn) -> tuple[Scores, Mask]:
-    size = draw(st.integers(0, 40))
-    scores = draw(hnp.arrays(np.float32, size, elements=draw(st.sampled_from([CLIPPED, FEW_VALUES]))))
-    return scores, draw(hnp.arrays(np.bool_, size))
+    """Up to 40 voxels of a few different scores, so that many tie."""
+    palette = np.array(
+        draw(st.lists(draw(st.sampled_from([CLIPPED, FEW_VALUES])), min_size=1, max_size=12)), np.float32
+    )
+    size, density = draw(st.integers(0, 40)), draw(st.sampled_from([0.2, 0.5, 0.0, 1.0]))
+    generator = np.random.default_rng(draw(st.integers(0, 2**32)))
+    return generator.choice(palette, size), generator.random(size) < density
 
 
 @st.composite
 def budgets(draw: st.DrawFn, voxel_mm3: float) -> float:
-    """A budget of up to 45 voxels: anywhere, or as near to a whole number of them as it can be stored."""
-    voxels = draw(st.integers(0, 45))
+    """A budget of up to 25 voxels: anywhere, or as near to a whole number of them as it can be stored."""
+    voxels = draw(st.integers(0, 25))
     stored = st.sampled_from(
         [voxels * voxel_mm3 / 1000, voxels * (voxel_mm3 / 1000), round(voxels * voxel_mm3, 6) / 1e3]
     )
-    return draw(stored | st.floats(0, 45 * voxel_mm3 / 1000))
+    return draw(stored | st.floats(0, 25 * voxel_mm3 / 1000))
 
 
 def by_sorting(scores: Scores, positive: Mask, counts: list[int]) -> tuple[list[float], list[float]]:

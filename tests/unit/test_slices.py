@@ -35,10 +35,13 @@ LAYOUTS: list[Callable[[NDArray[Any]], NDArray[Any]]] = [
 
 @st.composite
 def volumes(draw: st.DrawFn, values: st.SearchStrategy[float] = EXACT_VALUES) -> Volumes:
-    shape = draw(st.tuples(st.integers(0, 5), st.integers(0, 6), st.integers(0, 6)))
-    masks = hnp.arrays(np.bool_, shape) | st.sampled_from([np.zeros(shape, np.bool_), np.ones(shape, np.bool_)])
-    scores = draw(hnp.arrays(np.float32, shape, elements=values))
-    return scores, draw(masks), draw(st.lists(masks, max_size=3))
+    """A map of a few different scores, a support and up to three references, each mask of any density."""
+    shape = draw(st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(1, 6)))
+    generator = np.random.default_rng(draw(st.integers(0, 2**32)))
+    palette = np.array(draw(st.lists(values, min_size=1, max_size=8)), np.float32)
+    densities = draw(st.lists(st.sampled_from([0.5, 0.9, 0.1, 1.0, 0.0]), min_size=1, max_size=4))
+    support, *references = [generator.random(shape) < density for density in densities]
+    return generator.choice(palette, shape), support, references
 
 
 @st.composite
@@ -183,12 +186,14 @@ def test_a_single_slice_is_at_position_zero() -> None:
 
 
 def test_an_empty_support_gives_empty_columns_and_an_empty_ranking() -> None:
-    shape = (3, 2, 4)
-    found = slice_scores(np.ones(shape, np.float32), np.zeros(shape, np.bool_), [np.ones(shape, np.bool_)], VOXEL_MM)
-    assert found.reference_voxels.shape == (1, 0)
-    assert all(column.size == 0 for column in vars(found).values())
-    ranking = rank_slices(found.score_max, found.positive[0], found.area_mm2)
-    assert ranking == SliceRanking(None, 0.0, 0, 0, 0)
+    for shape in ((3, 2, 4), (3, 0, 4), (0, 2, 4), (3, 2, 0)):
+        scores, reference = np.ones(shape, np.float32), np.ones(shape, np.bool_)
+        found = slice_scores(scores, np.zeros(shape, np.bool_), [reference], VOXEL_MM)
+        assert_same(found, by_slice(scores, np.zeros(shape, np.bool_), [reference]))
+        assert found.reference_voxels.shape == (1, 0)
+        assert all(column.size == 0 for column in vars(found).values())
+        ranking = rank_slices(found.score_max, found.positive[0], found.area_mm2)
+        assert ranking == SliceRanking(None, 0.0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("value", [-0.001, 1.001, math.nan, math.inf, -math.inf])
