@@ -88,7 +88,8 @@ def slice_scores(
 ) -> SliceScores:
     """Summarise a map slice by slice inside a support.
 
-    Sums are exact, so that no result depends on the memory order, nor on the order of the voxels in a slice.
+    No result depends on the memory order, nor on the order of the voxels in a slice (of up to 2**24): scores are cut to
+    multiples of 2**-59 and summed without rounding.
 
     Args:
         clipped: Clipped map, 3-D, values in [0, 1] inside the support. C or Fortran order is read in place.

@@ -248,6 +248,7 @@ class Lesions(NamedTuple):
     mark: Counts
     """0 not in a group yet, 1 in a group, 2 in a group with no other way to be matched as well."""
     queue: Counts
+    present: Counts
 
 
 class Fragments(NamedTuple):
@@ -401,6 +402,7 @@ def _lesions(references: Sequence[LabelledReference], floors: Counts, floor: int
         match=blank[1],
         mark=blank[2],
         queue=blank[3],
+        present=np.zeros(count + 1, np.int64),
     )
 
 
@@ -657,13 +659,16 @@ def _sweep_levels(
         output.predicted[1:, level] = forest.totals
         for reference in range(lesions.first.size - 1):
             _append_visits(visits, forest.labels, fragments, reference, level)
-            if _is_unchanged(forest, lesions, fragments, reference, kept):
+            present = lesions.present[: _list_present(lesions, fragments, reference)]
+            if _is_unchanged(forest, fragments, present, kept):
                 output.source[reference, level] = output.source[reference, level + 1]
             else:
                 where = (reference, level, followed_floor)
-                counts = _update_fragments(forest, lesions, fragments, components, reference)
-                _describe(forest, components, counts[0], kept)
-                deferred = _read_lesions(lesions, fragments, components, contacts, counts[1], where, output, deferred)
+                count, bridges = _update_fragments(forest, lesions, fragments, components, present)
+                _describe(forest, components, count, kept)
+                deferred = _read_lesions(
+                    lesions, fragments, components, contacts, present, bridges, where, output, deferred
+                )
     _clear(forest.labels, voxels)
     return deferred
 
@@ -812,9 +817,19 @@ def _code(sizes: Indices, root: int, kept: int) -> int:
 
 
 @compiled
-def _is_unchanged(forest: Forest, lesions: Lesions, fragments: Fragments, reference: int, kept: int) -> bool:
-    """Whether every component that touches the reference has the code of the last update; a new fragment has code 0."""
+def _list_present(lesions: Lesions, fragments: Fragments, reference: int) -> int:
+    """List the lesions of a reference that hold a predicted voxel, lowest first; their number."""
+    count = 0
     for lesion in range(lesions.first[reference], lesions.first[reference + 1]):
+        lesions.present[count] = lesion
+        count += fragments.held[lesion] > 0
+    return count
+
+
+@compiled
+def _is_unchanged(forest: Forest, fragments: Fragments, present: Counts, kept: int) -> bool:
+    """Whether every component that touches the reference has the code of the last update; a new fragment has code 0."""
+    for lesion in present:
         start = fragments.first[lesion]
         for slot in range(start, start + fragments.held[lesion]):
             root = int(fragments.root[slot])
@@ -825,7 +840,7 @@ def _is_unchanged(forest: Forest, lesions: Lesions, fragments: Fragments, refere
 
 @compiled
 def _update_fragments(
-    forest: Forest, lesions: Lesions, fragments: Fragments, components: Components, reference: int
+    forest: Forest, lesions: Lesions, fragments: Fragments, components: Components, present: Counts
 ) -> tuple[int, int]:
     """Look up the roots of the fragments, and join those of one lesion and one component.
 
@@ -835,7 +850,7 @@ def _update_fragments(
     roots, overlaps, members, following = fragments.root, fragments.overlap, fragments.component, fragments.following
     component_roots, lasts, degrees = components.root, components.last, components.degree
     count, bridges = 0, 0
-    for lesion in range(lesions.first[reference], lesions.first[reference + 1]):
+    for lesion in present:
         start = fragments.first[lesion]
         write = start
         for slot in range(start, start + fragments.held[lesion]):
@@ -896,6 +911,7 @@ def _read_lesions(
     fragments: Fragments,
     components: Components,
     contacts: Contacts,
+    present: Counts,
     bridges: int,
     where: tuple[int, int, int],
     output: Output,
@@ -903,9 +919,8 @@ def _read_lesions(
 ) -> Counts:
     """Count overlaps and hits of one reference at one level, under every floor and filter."""
     reference, level, followed_floor = where
-    first, last = lesions.first[reference], lesions.first[reference + 1]
-    _take_leaves(lesions, fragments, components, first, last)
-    _carry_over(lesions.overlap, lesions.shared, lesions.union, first, last)
+    _take_leaves(lesions, fragments, components, present)
+    _carry_over(lesions.overlap, lesions.shared, lesions.union, present)
     for floor in range(lesions.floors.size):
         count = _list_contacts(lesions, fragments, components, contacts, bridges, floor)
         for kept in range(lesions.overlap.shape[1]):
@@ -914,20 +929,20 @@ def _read_lesions(
                 _reduce(lesions, components, contacts, bridges, floor, kept)
                 group = (reference, kept, floor, level)
                 deferred = _match_groups(lesions, components, contacts, count, group, deferred)
-            _count_hits(lesions, reference, floor, kept, output.hits[reference, kept, floor, :, level])
-    _count_overlaps(lesions, reference, level, followed_floor, output)
+            _count_hits(lesions, present, floor, kept, output.hits[reference, kept, floor, :, level])
+    _count_overlaps(lesions, present, reference, level, followed_floor, output)
     return deferred
 
 
 @compiled
-def _take_leaves(lesions: Lesions, fragments: Fragments, components: Components, first: int, last: int) -> None:
+def _take_leaves(lesions: Lesions, fragments: Fragments, components: Components, present: Counts) -> None:
     """Sum overlaps, and give each lesion the best component that touches no other, per set and last filter passed."""
     shared, union, overlaps, floors = lesions.shared, lesions.union, lesions.overlap, lesions.floors
     codes, ranks, degrees = components.code, components.rank, components.degree
-    overlaps[first:last] = 0
-    shared[first:last] = 0
-    union[first:last] = 1
-    for lesion in range(first, last):
+    for lesion in present:
+        overlaps[lesion] = 0
+        shared[lesion] = 0
+        union[lesion] = 1
         size = lesions.sizes[lesion]
         start = fragments.first[lesion]
         for slot in range(start, start + fragments.held[lesion]):
@@ -943,9 +958,9 @@ def _take_leaves(lesions: Lesions, fragments: Fragments, components: Components,
 
 
 @compiled
-def _carry_over(overlaps: Counts, shared: Counts, union: Counts, first: int, last: int) -> None:
+def _carry_over(overlaps: Counts, shared: Counts, union: Counts, present: Counts) -> None:
     """Carry what passes a filter over to the weaker filters before it."""
-    for lesion in range(first, last):
+    for lesion in present:
         for kept in range(overlaps.shape[1] - 2, -1, -1):
             overlaps[lesion, kept] += overlaps[lesion, kept + 1]
             for floor in range(shared.shape[1]):
@@ -962,9 +977,9 @@ def _take_better(shared: Counts, union: Counts, lesion: int, floor: int, kept: i
 
 
 @compiled
-def _count_hits(lesions: Lesions, reference: int, floor: int, kept: int, hits: Counts) -> None:
+def _count_hits(lesions: Lesions, present: Counts, floor: int, kept: int, hits: Counts) -> None:
     """Count the lesions of a set hit under each criterion."""
-    for lesion in range(lesions.first[reference], lesions.first[reference + 1]):
+    for lesion in present:
         shared, union = lesions.shared[lesion, floor, kept], lesions.union[lesion, floor, kept]
         hits[0] += shared * 10 >= union
         hits[1] += shared * 4 >= union
@@ -973,9 +988,11 @@ def _count_hits(lesions: Lesions, reference: int, floor: int, kept: int, hits: C
 
 
 @compiled
-def _count_overlaps(lesions: Lesions, reference: int, level: int, followed_floor: int, output: Output) -> None:
+def _count_overlaps(
+    lesions: Lesions, present: Counts, reference: int, level: int, followed_floor: int, output: Output
+) -> None:
     """Sum the true positives, and write the match and overlap of each followed lesion."""
-    for lesion in range(lesions.first[reference], lesions.first[reference + 1]):
+    for lesion in present:
         row = lesions.rows[lesion]
         for kept in range(lesions.overlap.shape[1]):
             overlap = lesions.overlap[lesion, kept]

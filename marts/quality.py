@@ -63,7 +63,8 @@ def _by_size(connection: duckdb.DuckDBPyConnection, built: Built) -> tuple[list[
 
 def _geometry(connection: duckdb.DuckDBPyConnection) -> list[Guarded]:
     frames = [connection.sql(f"select * from {name}").pl() for name in GATE_TABLES]
-    return geometry_frames(frames[0], frames[1], connection.sql("select subject_id, shape_2 from subject").pl())
+    subjects = "select subject_id, shape_2, reference_voxels, reference_outside_voxels from subject"
+    return geometry_frames(frames[0], frames[1], connection.sql(subjects).pl())
 
 
 def _count(connection: duckdb.DuckDBPyConnection, query: str) -> int:
