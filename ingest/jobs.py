@@ -175,7 +175,7 @@ class Cluster:
         from distributed import Client, as_completed
 
         failures: list[Failure] = []
-        with Client(self.address, set_as_default=False) as client:
+        with Client(self.address) as client:
             futures = {client.submit(execute, job, str(store.lake.resolve()), pure=False): job for job in jobs}
             for future in as_completed(futures):
                 error = future.exception()

@@ -41,7 +41,9 @@ def open_for_building(file: Path | None, lake: Path) -> duckdb.DuckDBPyConnectio
 
 def tune(connection: duckdb.DuckDBPyConnection) -> None:
     """Settings of every connection: no progress bar, and no aggregate pushed below a join onto a whole curve."""
-    connection.execute("set enable_progress_bar = false")
+    # only where it is on: in a notebook without ipywidgets it is off, and DuckDB refuses any change of it
+    if first_row(connection, "select current_setting('enable_progress_bar')") == (True,):
+        connection.execute("set enable_progress_bar = false")
     connection.execute("set disabled_optimizers = 'partial_aggregate_pushdown'")
 
 

@@ -9,14 +9,18 @@ import pytest
 
 @pytest.fixture(scope="session")
 def phantom_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The study file of a phantom of 16 subjects at 6 mm. Read only: copy its folder before changing anything.
+    """The study file of a phantom of 15 subjects at 6 mm. Read only: copy its folder before changing anything.
 
     Eleven validation subjects are the fewest for which one RCPS rule is feasible, so every kind of conformal rule has
-    a level that stands and one that does not. The last test subject has an empty reference.
+    a level that stands and one that does not. The last test subject has an empty reference. The volume floors fit
+    voxels of 216 mm3: the protocol's 50 mm3 would remove nothing.
     """
     from ingest.phantom import write_phantom
 
-    return write_phantom(tmp_path_factory.mktemp("phantom_study"), validation=11, test=5, spacing_mm=6.0)
+    study = write_phantom(tmp_path_factory.mktemp("phantom_study"), validation=11, test=4, spacing_mm=6.0)
+    floors = "lesion_floor_mm3 = 450.0\nminimum_component_mm3 = 900.0\n"
+    study.write_text(f"{study.read_text()}\n[protocol]\n{floors}")
+    return study
 
 
 @pytest.fixture(scope="session")
