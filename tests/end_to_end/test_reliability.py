@@ -25,7 +25,9 @@ from marts.release import build_tables, content_hash, name_is_view, open_for_bui
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     folder = tmp_path_factory.mktemp("reliable") / "study"
-    return load_study(write_phantom(folder, validation=2, test=3, spacing_mm=6.0))
+    file = write_phantom(folder, validation=2, test=3, spacing_mm=6.0)
+    file.write_text(file.read_text() + "\n[protocol]\nbudgets_cm3 = [20]\nreference_budget_cm3 = 20\n")
+    return load_study(file)
 
 
 @pytest.fixture(scope="module")
