@@ -10,10 +10,9 @@ The matching is one to one and has the greatest total IoU. Among matchings of eq
 
 import math
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +20,9 @@ from numpy.typing import NDArray
 from ingest.compiled import compiled
 
 Connectivity: TypeAlias = Literal[6, 26]
-Edge: TypeAlias = tuple[int, int, int, int]
-"""(lesion, component, overlap voxels, union voxels): one component that touches one lesion."""
+
+TIE = 1e-9
+"""Totals of IoU closer than this are compared in integers. Floating point errs by some 1e-16 per matched lesion."""
 
 
 @dataclass(frozen=True)
@@ -119,46 +119,99 @@ def smallest_count(volume_mm3: float, voxel_mm3: float) -> int:
     return voxels
 
 
-def match_exactly(edges: Iterable[Edge]) -> dict[int, tuple[int, int]]:
-    """Match lesions with components in exact arithmetic, ties to the lower lesion.
+def match_lesions(pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Match lesions with components one to one: greatest total IoU, ties to the lower lesion.
 
-    For the few groups of lesions and components in which two matchings come too close for floating point: the integers
-    grow with the number of lesions and of distinct unions.
+    Shortest augmenting paths in floating point, which also prove for most lesions that every other matching of them has
+    a total smaller by more than `TIE`. Lesions without that proof are matched again in integers.
 
     Args:
-        edges: Every pair of a lesion and a component that overlap, each pair once.
+        pairs: One row per pair that overlaps, each pair once: lesion, component, overlap and union in voxels.
 
     Returns:
-        Overlap and union, in voxels, of the component matched with each matched lesion.
+        One row per matched lesion, in ascending order: lesion, overlap and union with its component.
     """
-    pairs = {(lesion, component): (overlap, union) for lesion, component, overlap, union in edges if overlap > 0}
-    weights = _tie_free_weights(pairs)
+    pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
+    lesions, first, rows = np.unique(pairs[:, 0], return_index=True, return_inverse=True)
+    components, columns = np.unique(pairs[:, 1], return_inverse=True)
+    graph = _Graph(
+        first=np.append(first, rows.size).astype(np.int64),
+        rows=rows.astype(np.int64),
+        columns=columns.astype(np.int64),
+        weights=pairs[:, 2] / pairs[:, 3],
+        match=np.full(lesions.size, -1, np.int64),
+        owner=np.full(components.size, -1, np.int64),
+        row_duals=np.zeros(lesions.size),
+        column_duals=np.zeros(components.size),
+        is_settled=np.zeros(lesions.size, np.bool_),
+        reach=np.full(components.size, np.inf),
+        came=np.zeros(components.size, np.int64),
+        is_done=np.zeros(components.size, np.bool_),
+        touched=np.zeros(components.size, np.int64),
+    )
+    _match(graph)
+    matched = graph.match[graph.is_settled & (graph.match >= 0)]
+    found = [pairs[matched][:, (0, 2, 3)], match_exactly(pairs[_list_open(graph)])]
+    return np.concatenate(found)[np.argsort(np.concatenate([part[:, 0] for part in found]))]
+
+
+def match_exactly(pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What `match_lesions` does, in integers: slow where many lesions and components hang together."""
+    weights: dict[int, dict[int, int]] = {}
+    for part in _connected_parts(pairs):
+        weights |= _tie_free_weights([pairs[index] for index in part])
     owners: dict[int, int] = {}
     matched: dict[int, int] = {}
-    for lesion in weights:
-        _augment(lesion, weights, owners, matched)
-    return {lesion: pairs[lesion, component] for lesion, component in matched.items()}
+    for lesion in sorted(weights):
+        _augment_exactly(lesion, weights, owners, matched)
+    kept = [matched.get(int(lesion)) == component for lesion, component in pairs[:, :2]]
+    found = pairs[np.array(kept, np.bool_)][:, (0, 2, 3)]
+    return found[np.argsort(found[:, 0])]
 
 
-def _tie_free_weights(pairs: dict[tuple[int, int], tuple[int, int]]) -> dict[int, dict[int, int]]:
+def _connected_parts(pairs: NDArray[np.int64]) -> list[list[int]]:
+    """Indices of the pairs that hang together through lesions and components, part by part."""
+    of_lesion: dict[int, list[int]] = {}
+    of_component: dict[int, list[int]] = {}
+    for index, (lesion, component) in enumerate(pairs[:, :2].tolist()):
+        of_lesion.setdefault(lesion, []).append(index)
+        of_component.setdefault(component, []).append(index)
+    parts: list[list[int]] = []
+    seen: set[int] = set()
+    for start in range(len(pairs)):
+        part = [] if start in seen else [start]
+        seen.add(start)
+        for index in part:
+            lesion, component = int(pairs[index, 0]), int(pairs[index, 1])
+            fresh = {*of_lesion[lesion], *of_component[component]} - seen
+            seen |= fresh
+            part.extend(sorted(fresh))
+        parts.append(part)
+    return [part for part in parts if part]
+
+
+def _tie_free_weights(pairs: list[NDArray[np.int64]]) -> dict[int, dict[int, int]]:
     """One integer per pair whose sums order matchings by total IoU, then by the IoU of the lowest lesion, and so on.
 
     Over the common denominator D every IoU is an integer digit 0..D. In base D + 1 the leading part sums all digits,
     and each lesion, which is matched at most once, owns one of the places below: no carries, so the integers compare as
     tuples do.
     """
-    scale = math.lcm(*(union for _, union in pairs.values()))
+    edges = [(int(lesion), int(component), int(overlap), int(union)) for lesion, component, overlap, union in pairs]
+    scale = math.lcm(*(union for *_, union in edges))
     base = scale + 1
-    lesions = sorted({lesion for lesion, _ in pairs})
+    lesions = sorted({lesion for lesion, *_ in edges})
     place = {lesion: base**position for position, lesion in enumerate(reversed(lesions))}
     total = base ** len(lesions)
     weights: dict[int, dict[int, int]] = {lesion: {} for lesion in lesions}
-    for (lesion, component), (overlap, union) in pairs.items():
+    for lesion, component, overlap, union in edges:
         weights[lesion][component] = overlap * (scale // union) * (total + place[lesion])
     return weights
 
 
-def _augment(start: int, weights: dict[int, dict[int, int]], owners: dict[int, int], matched: dict[int, int]) -> None:
+def _augment_exactly(
+    start: int, weights: dict[int, dict[int, int]], owners: dict[int, int], matched: dict[int, int]
+) -> None:
     """Add a lesion to a best matching of those before it, along the alternating path that gains most (Bellman-Ford)."""
     gains = {start: 0}
     taken_from: dict[int, int] = {}
@@ -177,10 +230,10 @@ def _augment(start: int, weights: dict[int, dict[int, int]], owners: dict[int, i
                 taken_from[owner] = lesion
                 waiting.append(owner)
         best = max(best, *ends, key=lambda end: end[0])
-    _hand_on(start, best[1], best[2], taken_from, owners, matched)
+    _hand_on_exactly(start, best[1], best[2], taken_from, owners, matched)
 
 
-def _hand_on(
+def _hand_on_exactly(
     start: int,
     lesion: int,
     component: int | None,
@@ -245,3 +298,157 @@ def _label_voxels(positions: NDArray[np.int64], offsets: NDArray[np.int64]) -> t
         else:
             labels[voxel] = labels[first]
     return labels, count
+
+
+class _Graph(NamedTuple):
+    """Lesions (rows), components (columns) and the edges between them, with the state of the search for a matching."""
+
+    first: NDArray[np.int64]
+    """First edge of each row, and the number of edges."""
+    rows: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    """IoU of each edge."""
+    match: NDArray[np.int64]
+    """Edge of each row in the matching, or -1."""
+    owner: NDArray[np.int64]
+    """Edge of each column in the matching, or -1."""
+    row_duals: NDArray[np.float64]
+    column_duals: NDArray[np.float64]
+    is_settled: NDArray[np.bool_]
+    """Rows that no other matching as good can change."""
+    reach: NDArray[np.float64]
+    """Distance of each column in the current search."""
+    came: NDArray[np.int64]
+    """Edge through which it was reached."""
+    is_done: NDArray[np.bool_]
+    touched: NDArray[np.int64]
+    """Columns reached by the current search."""
+
+
+@compiled
+def _match(graph: _Graph) -> None:
+    """Find a best matching, row by row, and the rows it settles.
+
+    Another matching differs by alternating cycles and paths, and its total is smaller by the sum of the slacks of its
+    own edges. A row is settled when its tight edges (slack at most `TIE`) lead neither to a free column, nor to doing
+    without, nor round a cycle: when all columns they lead to belong to settled rows.
+    """
+    for row in range(graph.match.size):
+        _augment(graph, row)
+    left, before = graph.match.size, graph.match.size + 1
+    while 0 < left < before:
+        before = left
+        for row in range(graph.match.size):
+            if not graph.is_settled[row] and _leads_nowhere(graph, row):
+                graph.is_settled[row] = True
+                left -= 1
+
+
+@compiled
+def _augment(graph: _Graph, start: int) -> None:
+    """Add a row to a best matching, along a shortest path of slacks (Dijkstra; the cost of an edge is minus its IoU).
+
+    A path ends at a free column, or at a row that does without one, at cost 0.
+    """
+    row, distance, column = start, 0.0, -1
+    count = np.zeros(1, np.int64)
+    end, end_distance = start, np.inf
+    while True:
+        if distance - graph.row_duals[row] < end_distance:
+            end, end_distance = row, distance - graph.row_duals[row]
+        _relax(graph, row, distance, count)
+        column = _nearest(graph, count)
+        if column < 0 or graph.reach[column] >= end_distance:
+            column = -1
+            break
+        distance = graph.reach[column]
+        graph.is_done[column] = True
+        if graph.owner[column] < 0:
+            end_distance = distance
+            break
+        row = int(graph.rows[graph.owner[column]])
+    _update_duals(graph, start, end_distance, count)
+    if column < 0 and end != start:
+        column = int(graph.columns[graph.match[end]])
+        graph.match[end] = -1
+    _hand_on(graph, start, column)
+
+
+@compiled
+def _slack(graph: _Graph, edge: int) -> float:
+    """Reduced cost of an edge: at least 0 up to rounding, and 0 on the matching."""
+    return -graph.weights[edge] - graph.row_duals[graph.rows[edge]] - graph.column_duals[graph.columns[edge]]
+
+
+@compiled
+def _relax(graph: _Graph, row: int, distance: float, count: NDArray[np.int64]) -> None:
+    """Shorten the ways to the columns of a row."""
+    for edge in range(graph.first[row], graph.first[row + 1]):
+        column = graph.columns[edge]
+        if not graph.is_done[column]:
+            if graph.reach[column] == np.inf:
+                graph.touched[count[0]] = column
+                count[0] += 1
+            if distance + _slack(graph, edge) < graph.reach[column]:
+                graph.reach[column] = distance + _slack(graph, edge)
+                graph.came[column] = edge
+
+
+@compiled
+def _nearest(graph: _Graph, count: NDArray[np.int64]) -> int:
+    """The nearest column reached and not yet passed, or -1."""
+    nearest = -1
+    for index in range(count[0]):
+        column = graph.touched[index]
+        if not graph.is_done[column] and (nearest < 0 or graph.reach[column] < graph.reach[nearest]):
+            nearest = column
+    return nearest
+
+
+@compiled
+def _update_duals(graph: _Graph, start: int, distance: float, count: NDArray[np.int64]) -> None:
+    """Keep slacks non-negative, and zero along the path; forget the search."""
+    graph.row_duals[start] += distance
+    for index in range(count[0]):
+        column = graph.touched[index]
+        if graph.is_done[column]:
+            change = distance - graph.reach[column]
+            graph.column_duals[column] -= change
+            if graph.owner[column] >= 0:
+                graph.row_duals[graph.rows[graph.owner[column]]] += change
+        graph.is_done[column] = False
+        graph.reach[column] = np.inf
+
+
+@compiled
+def _hand_on(graph: _Graph, start: int, column: int) -> None:
+    """Give a column to the row the search came from, the former column of that to the row before, up to the start."""
+    while column >= 0:
+        edge = graph.came[column]
+        row = graph.rows[edge]
+        former = graph.match[row]
+        graph.match[row] = edge
+        graph.owner[column] = edge
+        column = -1 if row == start else int(graph.columns[former])
+
+
+@compiled
+def _leads_nowhere(graph: _Graph, row: int) -> bool:
+    """Whether all tight edges of a row, its match aside, lead to columns of settled rows."""
+    if graph.match[row] >= 0 and -graph.row_duals[row] <= TIE:
+        return False
+    for edge in range(graph.first[row], graph.first[row + 1]):
+        if edge != graph.match[row] and _slack(graph, edge) <= TIE:
+            owner = graph.owner[graph.columns[edge]]
+            if owner < 0 or not graph.is_settled[graph.rows[owner]]:
+                return False
+    return True
+
+
+def _list_open(graph: _Graph) -> NDArray[np.int64]:
+    """The edges that rows not settled can have in a best matching: tight, and to no column of a settled row."""
+    taken = np.zeros(graph.owner.size, np.bool_)
+    taken[graph.columns[graph.match[graph.is_settled & (graph.match >= 0)]]] = True
+    slacks = -graph.weights - graph.row_duals[graph.rows] - graph.column_duals[graph.columns]
+    return np.flatnonzero(~graph.is_settled[graph.rows] & (slacks <= TIE) & ~taken[graph.columns])

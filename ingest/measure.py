@@ -14,7 +14,7 @@ from ingest.critical import critical_thresholds
 from ingest.gate import candidate_overlaps, overlap
 from ingest.grid import Transform, map_linear
 from ingest.lesions import label_reference
-from ingest.measurement import CONNECTIVITIES, Measurement
+from ingest.measurement import BOTH, Measurement
 from ingest.measures import MEASURES, lesion_columns, stacked
 from ingest.nifti import read_header, read_labels, read_scores
 from ingest.plan import CheckTask, FileTask, Source, SubjectTask, Task
@@ -87,7 +87,7 @@ def _canonical_lesions(task: SubjectTask, volumes: SubjectVolumes) -> Iterator[d
     contrast = None if source is None else load_contrast(source, volumes.brain)
     named = {"method_id": None, "subject_id": task.subject.subject_id}
     named |= {"reference_id": "canonical", "support_id": "brain"}
-    for connectivity in CONNECTIVITIES:
+    for connectivity in BOTH:
         labelled = label_reference(volumes.reference, volumes.brain, connectivity)
         yield from lesion_columns(labelled, connectivity, voxel_mm3, floor_mm3, contrast, named)
 
@@ -180,7 +180,7 @@ def warm_up() -> None:
         map_linear(stored, transform, shape)
         candidate_overlaps(own, mask, transform, millimetre)
         overlap(own, mask, transform, millimetre)
-    for connectivity in CONNECTIVITIES:
+    for connectivity in BOTH:
         lesions = [label_reference(mask, brain, connectivity)]
         sweep(order_voxels(scores, brain), lesions, connectivity, [1.0], 1.0, 1.0)
     rank_voxels(scores.ravel(), mask.ravel())

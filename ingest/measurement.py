@@ -4,7 +4,7 @@ Everything is read or computed once, and only when a table asks for it. Definiti
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -17,7 +17,7 @@ from ingest.lesions import Connectivity, LabelledReference, label_reference
 from ingest.nifti import read_header
 from ingest.plan import Task
 from ingest.slices import SliceScores, slice_scores
-from ingest.sweep import Sweep, Workspace, order_voxels, sweep
+from ingest.sweep import Sweep, VisitingOrder, Workspace, order_voxels, sweep
 from ingest.volumes import (
     MappedScores,
     Mask,
@@ -33,7 +33,7 @@ from ingest.volumes import (
 )
 
 SupportId = Literal["brain", "brain_in_view"]
-CONNECTIVITIES: tuple[Connectivity, Connectivity] = (6, 26)
+BOTH: tuple[Connectivity, Connectivity] = (6, 26)
 LesionsOfSupport = Mapping[Connectivity, Mapping[str, LabelledReference]]
 WORKSPACE = Workspace()  # one per worker process: each has one thread
 
@@ -136,18 +136,14 @@ class Measurement:
     def supports(self) -> tuple[Support, ...]:
         """The brain and the brain in view; one support under both names where the view holds the whole brain."""
         brain, unclipped = self.volumes.brain, self.scores.unclipped
-        clipped = np.clip(unclipped, np.float32(0), np.float32(1))
+        is_in_range = self.task.scale is not None and self.task.scale.kind == "identity"
+        clipped = unclipped if is_in_range else np.clip(unclipped, np.float32(0), np.float32(1))
         in_view = np.zeros_like(brain)
         in_view[self.scores.view] = brain[self.scores.view]
         if np.array_equal(in_view, brain):
             return (Support(("brain", "brain_in_view"), brain, clipped, unclipped[brain], self.references),)
         masks: tuple[tuple[SupportId, Mask], ...] = (("brain", brain), ("brain_in_view", in_view))
         return tuple(Support((name,), mask, clipped, unclipped[mask], self.references) for name, mask in masks)
-
-    @cached_property
-    def sweeps(self) -> list[dict[Connectivity, Sweep]]:
-        """The one pass over each support, under both connectivities."""
-        return [self._sweep(support, lesions) for support, lesions in zip(self.supports, self.lesions, strict=True)]
 
     @cached_property
     def slices(self) -> list[SliceScores]:
@@ -158,28 +154,52 @@ class Measurement:
 
     @cached_property
     def lesions(self) -> list[LesionsOfSupport]:
-        """Lesions of every reference in each support, under both connectivities."""
-        return [
-            {
-                connectivity: {
-                    name: label_reference(reference, support.mask, connectivity)
-                    for name, reference in support.references.items()
-                }
-                for connectivity in CONNECTIVITIES
-            }
-            for support in self.supports
-        ]
+        """Lesions of every reference in each support, under both connectivities.
 
-    def _sweep(self, support: Support, lesions: LesionsOfSupport) -> dict[Connectivity, Sweep]:
-        order = order_voxels(support.clipped, support.mask, WORKSPACE)
-        return {
-            connectivity: sweep(
-                order,
-                list(lesions[connectivity].values()),
-                connectivity,
-                list(self.voxel_volumes_mm3.values()),
-                self.parameters.minimum_component_mm3,
-                self.parameters.lesion_floor_mm3,
-            )
-            for connectivity in CONNECTIVITIES
+        The mapped own reference and the round trip lie in view already: in both supports they have the same lesions.
+        """
+        mask = self.supports[0].mask
+        brain: LesionsOfSupport = {
+            c: {name: label_reference(reference, mask, c) for name, reference in self.references.items()} for c in BOTH
         }
+        if len(self.supports) == 1:
+            return [brain]
+        canonical, view = self.references["canonical"], self.supports[1].mask
+        in_view: LesionsOfSupport = {c: {**brain[c], "canonical": label_reference(canonical, view, c)} for c in BOTH}
+        return [brain, in_view]
+
+    @cached_property
+    def sweeps(self) -> list[Mapping[Connectivity, Sweep]]:
+        """The one pass under each connectivity, read off for each support.
+
+        Outside the field of view a map scores 0 and nothing is predicted, so both supports have the same predicted
+        voxels and components: one pass over the brain carries the lesions of both.
+        """
+        order = order_voxels(self.supports[0].clipped, self.supports[0].mask, WORKSPACE)
+        passes: dict[Connectivity, list[Sweep]] = {c: self._pass(order, c) for c in BOTH}
+        of_supports = range(len(self.supports))
+        return [{c: found[number] for c, found in passes.items()} for number in of_supports]
+
+    def _pass(self, order: VisitingOrder, connectivity: Connectivity) -> list[Sweep]:
+        lesions = [of_support[connectivity] for of_support in self.lesions]
+        in_view = [of_support["canonical"] for of_support in lesions[1:]]
+        found = sweep(
+            order,
+            [*lesions[0].values(), *in_view],
+            connectivity,
+            list(self.voxel_volumes_mm3.values()),
+            self.parameters.minimum_component_mm3,
+            self.parameters.lesion_floor_mm3,
+        )
+        count = len(self.references)
+        return [_of_references(found, [0 if n == 0 else count, *range(1, count)]) for n in range(len(lesions))]
+
+
+def _of_references(found: Sweep, chosen: list[int]) -> Sweep:
+    """A pass read off for some of its references."""
+    return replace(
+        found,
+        true_positive=found.true_positive[chosen],
+        hits=found.hits[chosen],
+        lesion_count=found.lesion_count[chosen],
+    )

@@ -14,7 +14,7 @@ from expectations.tables import LakeTable, lake_tables
 from ingest.critical import critical_thresholds, exceeding_voxels
 from ingest.gate import candidate_overlaps, overlap
 from ingest.lesions import Connectivity, LabelledReference, smallest_count
-from ingest.measurement import CONNECTIVITIES, Measurement
+from ingest.measurement import BOTH, Measurement
 from ingest.ranking import LEVELS, rank_voxels, score_histogram
 from ingest.slices import rank_slices
 from ingest.sweep import LESION_FLOORS, POSTPROCESSES, Sweep
@@ -158,7 +158,7 @@ def lesion(measurement: Measurement) -> pl.DataFrame:
 
     def blocks() -> Iterator[dict[str, object]]:
         for support, lesions in zip(measurement.supports, measurement.lesions, strict=True):
-            for connectivity in CONNECTIVITIES:
+            for connectivity in BOTH:
                 for reference_id, labelled in lesions[connectivity].items():
                     for support_id in support.support_ids:
                         if (reference_id, support_id) != ("canonical", "brain"):
@@ -241,21 +241,23 @@ def score_histogram_frame(measurement: Measurement) -> pl.DataFrame:
 
 
 def critical_threshold(measurement: Measurement) -> pl.DataFrame:
-    """The exact score at which a subject stops exceeding each budget, under both losses."""
+    """The exact score at which a subject stops exceeding each budget, under both losses.
+
+    Both supports have the same: outside the field of view a map scores 0, which exceeds nothing.
+    """
     budgets = measurement.parameters.budgets_cm3
     counts = [exceeding_voxels(b, v) for v in measurement.voxel_volumes_mm3.values() for b in budgets]
+    brain = measurement.supports[0]
 
     def blocks() -> Iterator[dict[str, object]]:
-        axes = {"voxel_volume_id": list(measurement.voxel_volumes_mm3), "budget_cm3": budgets}
         shape = (len(measurement.voxel_volumes_mm3), len(budgets))
-        for support in measurement.supports:
-            for reference_id, positive in support.positive.items():
-                found = critical_thresholds(support.clipped_inside, positive, counts)
-                for loss, scores in (("false_positive", found.burden), ("predicted_volume", found.volume)):
-                    values = {"threshold": scores.astype(np.float64).reshape(shape)}
-                    for support_id in support.support_ids:
-                        place = {"reference_id": reference_id, "support_id": support_id, "loss": loss}
-                        yield _named(measurement) | place | crossed(axes, values)
+        volumes = list(measurement.voxel_volumes_mm3)
+        axes = {"support_id": ("brain", "brain_in_view"), "voxel_volume_id": volumes, "budget_cm3": budgets}
+        for reference_id, positive in brain.positive.items():
+            found = critical_thresholds(brain.clipped_inside, positive, counts)
+            for loss, scores in (("false_positive", found.burden), ("predicted_volume", found.volume)):
+                values = {"threshold": scores.astype(np.float64).reshape(shape)}
+                yield _named(measurement) | {"reference_id": reference_id, "loss": loss} | crossed(axes, values)
 
     return stacked(lake_tables()["critical_threshold"], blocks())
 

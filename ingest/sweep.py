@@ -9,18 +9,17 @@ Levels and buckets. Level k predicts `A > float32(k / 200)`, and hysteresis at l
 of a score is the number of grid points below it: level k predicts the buckets above 2 k, and a component is kept by
 hysteresis when it holds a bucket above k + 200.
 
-Why running totals are enough. As k falls, components only grow or merge, and the bucket that hysteresis asks for falls
-too. So a component that is kept stays part of a kept component, and a kept component of enough voxels keeps enough: the
-kept sets only grow, and change only where a component grows, merges or qualifies. The first voxel of a component to be
-visited has its highest bucket, and no predicted neighbour then: it is a birth. So a component qualifies when its
-highest birth does; births are listed in visiting order, and each is looked at once.
+What hysteresis keeps. As k falls, components only grow or merge, and the bucket that hysteresis asks for falls too: a
+component that is kept stays part of a kept one, so the list of those kept is brought up to date level by level instead
+of made anew. The first voxel of a component to be visited has its highest bucket, and no predicted neighbour then: it
+is a birth. Components are numbered by birth and a younger one merges into the older, so the root of a component tells
+its highest bucket, and the births that qualify at a level are a range of numbers.
 
 Lesions. A fragment is the part of one lesion inside one component. Fragments are listed per lesion and brought up to
 date at each level (their roots looked up, those of one component joined). A component that touches one lesion concerns
-that lesion only, which keeps its best. Components that touch several (bridges) are assigned exactly where they share no
-lesion, else by shortest augmenting paths in floating point with a proof that no other matching comes within 1e-9 of the
-total. The rare groups without that proof, ties among them, are settled afterwards in integers
-(`ingest.lesions.match_exactly`).
+that lesion only, which keeps its best. Components that touch several (bridges) are assigned at once where they share no
+lesion, by exact comparison; the few groups of lesions and bridges that remain are stored, and matched after the pass
+(`ingest.lesions.match_lesions`).
 """
 
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingest.compiled import compiled
-from ingest.lesions import Connectivity, Edge, LabelledReference, match_exactly, neighbour_offsets, smallest_count
+from ingest.lesions import Connectivity, LabelledReference, match_lesions, neighbour_offsets, smallest_count
 
 LEVELS = 201
 BUCKETS = 401
@@ -43,9 +42,6 @@ LARGEST_VOLUME = 2**30
 
 BLOCK = 32
 """Voxels whose neighbours are read ahead: their cache lines fit the first-level cache."""
-
-TIE = 1e-9
-"""Totals of IoU closer than this are compared in integers. Floating point errs by some 1e-16 per matched lesion."""
 
 GRID = (np.arange(BUCKETS) / 400).astype(np.float32)
 
@@ -64,12 +60,12 @@ class Workspace:
         self._voxels = [np.empty(0, np.int32) for _ in range(5)]
         self._buckets = np.empty(0, np.int16)
 
-    def lend(self, padded_voxels: int, components: int) -> tuple[Indices, Indices, Indices, Indices]:
-        """Lend labels, all zero, and three arrays over components: parents, sizes, numbers."""
+    def lend(self, padded_voxels: int, components: int) -> tuple[Indices, Indices, Indices, Indices, Indices]:
+        """Lend labels, all zero, and four arrays over components."""
         labels, self._labels = self._labels, np.zeros(0, np.int32)
         labels = labels if labels.size >= padded_voxels else np.zeros(padded_voxels, np.int32)
-        _, _, parents, sizes, numbers = self._grow(components)
-        return labels, parents, sizes, numbers
+        _, parents, sizes, numbers, alive = self._grow(components)
+        return labels, parents, sizes, numbers, alive
 
     def take_back(self, labels: Indices) -> None:
         """Take back labels that are zero again. After an error they are not handed back, and made anew."""
@@ -96,7 +92,8 @@ class VisitingOrder:
     It lives in buffers of its workspace, so it is good until the next order from the same workspace.
 
     Attributes:
-        scores: The map.
+        scores: The map; it must stay as it is while the order is in use.
+        support: The support.
         voxels: Voxel numbers in the padded volume, by descending bucket.
         bounds: Element b is the number of voxels above bucket b, shape (401,).
         strides: Step of a voxel number along each axis of the map.
@@ -106,6 +103,7 @@ class VisitingOrder:
     """
 
     scores: NDArray[np.float32]
+    support: NDArray[np.bool_]
     voxels: Indices
     bounds: Counts
     strides: Counts
@@ -121,7 +119,8 @@ class Sweep:
     Attributes:
         predicted: Predicted voxels [voxel volume, P, level].
         true_positive: Of these, voxels of the reference [reference, voxel volume, P, level].
-        hits: Lesions hit [reference, voxel volume, P, F, `HIT_CRITERIA`, level].
+        hits: Lesions hit [reference, voxel volume, P, F, `HIT_CRITERIA`, level]. The IoU is that of the
+            matching of largest total IoU, ties to the lower lesion (`ingest.lesions`).
         lesion_count: Lesions [reference, voxel volume, F].
         lesion_ids: Lesions of the first reference above the floor under the first voxel volume [lesion].
         matched_iou: IoU of the component matched with each of these, 0 where there is none [lesion, P, level].
@@ -153,11 +152,13 @@ def order_voxels(
         The order, to be handed to `sweep` once per connectivity. An empty support gives an empty order.
 
     Raises:
-        ValueError: The shapes differ, a score in the support is outside [0, 1] or not a number, or the volume is beyond
-            2**30 voxels.
+        ValueError: The shapes or types do not fit, a score in the support is outside [0, 1] or not a number, or the
+            volume is beyond 2**30 voxels.
     """
     if scores.ndim != 3 or scores.shape != support.shape:
         raise ValueError(f"scores {scores.shape} and support {support.shape} must be 3-D and of one shape")
+    if scores.dtype != np.float32 or support.dtype != np.bool_:
+        raise ValueError(f"scores must be float32 and the support bool, not {scores.dtype} and {support.dtype}")
     workspace = Workspace() if workspace is None else workspace
     reverse = scores.flags.f_contiguous and not scores.flags.c_contiguous
     along = np.ascontiguousarray(scores.T if reverse else scores)
@@ -176,7 +177,7 @@ def order_voxels(
     _sort_by_bucket(found[:count], buckets, bounds, voxels)
     workspace.serial += 1
     strides = strides[::-1].copy() if reverse else strides
-    return VisitingOrder(scores, voxels[:count], bounds, strides, padded_voxels, workspace, workspace.serial)
+    return VisitingOrder(scores, support, voxels[:count], bounds, strides, padded_voxels, workspace, workspace.serial)
 
 
 class Forest(NamedTuple):
@@ -194,17 +195,17 @@ class Forest(NamedTuple):
     """Voxels of each root."""
     numbers: Indices
     """Number of a root among the `Components` at hand: of no meaning unless that one points back."""
-    births: Counts
-    """Element b is 1 + the number of births at bucket b or above."""
+    alive: Indices
+    """The roots that hysteresis keeps."""
     steps: Counts
     """Steps to the neighbours of a voxel."""
+    lines: Counts
+    """Steps to the lines of memory that hold them."""
     near: Counts
     near_labels: Indices
     """Scratch: the predicted neighbours of a voxel."""
     minimums: Counts
     """Smallest voxel counts of the kept sets, ascending; the first is 0: hysteresis without pruning."""
-    totals: Counts
-    """Voxels of each kept set."""
 
 
 class Visits(NamedTuple):
@@ -230,6 +231,8 @@ class Lesions(NamedTuple):
     """Smallest voxel counts of the sets of lesions, ascending; the first is 0."""
     rows: Counts
     """Row of the lesion in the outputs that follow lesions, or -1."""
+    peaks: NDArray[np.float32]
+    """Highest score."""
     overlap: Counts
     """Predicted voxels [lesion, P]."""
     shared: Counts
@@ -240,15 +243,12 @@ class Lesions(NamedTuple):
     """First contact of the lesion, or -1."""
     degree: Counts
     """Bridges that would be better than what the lesion has."""
-    leaf: Reals
-    """IoU without any bridge."""
-    dual: Reals
-    match: Counts
-    """Contact with the bridge assigned, or -1."""
-    mark: Counts
-    """0 not in a group yet, 1 in a group, 2 in a group with no other way to be matched as well."""
+    is_seen: NDArray[np.bool_]
+    """Whether a lesion is in a group."""
     queue: Counts
+    """Lesions of the group at hand."""
     present: Counts
+    """Lesions of the reference at hand that hold a predicted voxel."""
 
 
 class Fragments(NamedTuple):
@@ -257,56 +257,46 @@ class Fragments(NamedTuple):
     first: Counts
     held: Counts
     """Fragments of each lesion."""
-    lesion: Indices
-    root: Indices
+    lesion: Counts
+    root: Counts
     """Root of the component at the last update, or the label of a new voxel."""
-    code: Indices
+    code: Counts
     """Code of the component at the last update."""
-    overlap: Indices
-    component: Indices
-    following: Indices
+    overlap: Counts
+    component: Counts
+    following: Counts
     """Next fragment of the same component, or -1."""
 
 
 class Components(NamedTuple):
     """The components that touch a lesion of one reference at one level."""
 
-    root: Indices
-    code: Indices
-    rank: Indices
+    root: Counts
+    code: Counts
+    rank: Counts
     """Number of the last filter passed: 0 predicted, 1 kept by hysteresis, 2... above the pruning sizes."""
-    degree: Indices
+    degree: Counts
     """Lesions of each set touched [component, F]."""
-    head: Indices
+    head: Counts
     """First fragment, of the lowest lesion."""
-    last: Indices
+    last: Counts
     """Last fragment."""
-    bridges: Indices
+    bridges: Counts
     """The components that touch several lesions."""
-    contacts: Indices
+    contacts: Counts
     """First contact, of the lowest lesion; the others stand behind it."""
-    owner: Indices
-    """Contact with the lesion assigned, or -1."""
-    came: Indices
-    """Contact through which the current search reached it."""
-    done: Indices
-    touched: Indices
-    """Components reached by the current search."""
-    reach: Reals
-    dual: Reals
 
 
 class Contacts(NamedTuple):
     """Pairs of a lesion and a bridge (a component that touches several lesions of the set), bridge by bridge."""
 
-    lesion: Indices
-    component: Indices
-    overlap: Indices
-    union: Indices
-    weight: Reals
-    following: Indices
+    lesion: Counts
+    component: Counts
+    overlap: Counts
+    union: Counts
+    following: Counts
     """Next contact of the same lesion, or -1."""
-    active: Indices
+    active: Counts
 
 
 class Output(NamedTuple):
@@ -343,7 +333,8 @@ def sweep(
         The counts, 0 wherever nothing is predicted, so also for an empty support, an empty reference, and at level 200.
 
     Raises:
-        ValueError: The order is stale, there is no voxel volume, or a reference has another shape or connectivity.
+        ValueError: The order is stale, there is no voxel volume, or a reference has another shape, support or
+            connectivity.
     """
     _check_inputs(order, references, connectivity, voxel_volumes_mm3)
     pruned = [smallest_count(minimum_component_mm3, volume) for volume in voxel_volumes_mm3]
@@ -351,11 +342,11 @@ def sweep(
     minimums, floors = (np.unique(np.array([0, *counts], np.int64)) for counts in (pruned, floor))
     lesions = _lesions(references, floors, floor[0], filters=minimums.size + 1)
     output = _output(lesions, filters=minimums.size + 1)
-    deferred = _run(order, references, connectivity, minimums, lesions, int(np.searchsorted(floors, floor[0])), output)
-    _settle(deferred, int(np.searchsorted(floors, floor[0])), lesions, output)
+    groups = _run(order, references, connectivity, minimums, lesions, int(np.searchsorted(floors, floor[0])), output)
+    _match_groups(groups, int(np.searchsorted(floors, floor[0])), lesions, output)
     kept = [np.array([0, 1, 1 + int(np.searchsorted(minimums, count))]) for count in pruned]
     sets = [np.array([np.searchsorted(floors, count), 0]) for count in floor]
-    return _assemble(order, references, lesions, output, kept, sets)
+    return _assemble(references, lesions, output, kept, sets)
 
 
 def _check_inputs(
@@ -375,6 +366,8 @@ def _check_inputs(
                 f"a reference of shape {reference.shape} and connectivity {reference.connectivity} does not fit "
                 f"a map of shape {order.scores.shape} and connectivity {connectivity}"
             )
+        if not order.support[tuple(reference.voxels.T)].all():
+            raise ValueError("a reference holds voxels outside the support of the map: label it in the same support")
 
 
 def _lesions(references: Sequence[LabelledReference], floors: Counts, floor: int, filters: int) -> Lesions:
@@ -386,22 +379,19 @@ def _lesions(references: Sequence[LabelledReference], floors: Counts, floor: int
     if references:
         followed = np.flatnonzero(references[0].sizes >= floor)
         rows[followed] = np.arange(followed.size)
-    blank = [np.zeros(count, np.int64) for _ in range(5)]
     return Lesions(
         first=first,
         sizes=sizes,
         floors=floors,
         rows=rows,
+        peaks=np.zeros(count, np.float32),
         overlap=np.zeros((count, filters), np.int64),
         shared=np.zeros((count, floors.size, filters), np.int64),
         union=np.ones((count, floors.size, filters), np.int64),
-        head=blank[4],
-        degree=blank[0],
-        leaf=np.zeros(count),
-        dual=np.zeros(count),
-        match=blank[1],
-        mark=blank[2],
-        queue=blank[3],
+        head=np.zeros(count, np.int64),
+        degree=np.zeros(count, np.int64),
+        is_seen=np.zeros(count, np.bool_),
+        queue=np.zeros(count, np.int64),
         present=np.zeros(count + 1, np.int64),
     )
 
@@ -428,23 +418,24 @@ def _run(
     followed_floor: int,
     output: Output,
 ) -> Counts:
-    """Run the compiled pass in the buffers of the workspace; the groups left to exact matching."""
-    labels, parents, sizes, numbers = order.workspace.lend(order.padded_voxels, order.voxels.size + 1)
+    """Run the compiled pass in the buffers of the workspace; the groups left to be matched."""
+    offsets = neighbour_offsets(connectivity)
+    labels, parents, sizes, numbers, alive = order.workspace.lend(order.padded_voxels, order.voxels.size + 1)
     forest = Forest(
         labels=labels,
         parents=parents,
         sizes=sizes,
         numbers=numbers,
-        births=np.zeros(BUCKETS + 1, np.int64),
-        steps=neighbour_offsets(connectivity) @ order.strides,
+        alive=alive,
+        steps=offsets @ order.strides,
+        lines=np.unique(offsets @ np.where(order.strides == 1, 0, order.strides)),
         near=np.empty(connectivity + 1, np.int64),
         near_labels=np.empty(connectivity + 1, np.int32),
         minimums=minimums,
-        totals=np.zeros(minimums.size, np.int64),
     )
     visits = _visits(order, references, lesions)
     most = max((reference.lesion_ids.size for reference in references), default=0)
-    deferred = _sweep_levels(
+    groups = _sweep_levels(
         order.voxels,
         order.bounds,
         forest,
@@ -457,36 +448,35 @@ def _run(
         output,
     )
     order.workspace.take_back(labels)
-    return deferred
+    return groups
 
 
 def _visits(order: VisitingOrder, references: Sequence[LabelledReference], lesions: Lesions) -> Visits:
     """Reference voxels that are predicted at some level, each reference's by descending level."""
-    bounds = np.zeros((len(references), LEVELS + 1), np.int64)
-    voxels, owners = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
+    size = sum(reference.lesion_ids.size for reference in references)
+    visits = Visits(
+        voxels=np.empty(size, np.int32),
+        lesions=np.empty(size, np.int32),
+        bounds=np.zeros((len(references), LEVELS + 1), np.int64),
+    )
     start = 0
     for index, reference in enumerate(references):
         scores = order.scores[tuple(reference.voxels.T)]
-        levels = (np.searchsorted(GRID, scores).astype(np.int16) - 1) // 2
-        sequence = np.argsort(-levels, kind="stable")[: np.count_nonzero(levels >= 0)]
-        numbers = (reference.voxels[sequence] + np.int32(1)) @ order.strides
-        voxels.append(numbers.astype(np.int32))
-        owners.append((reference.lesion_ids[sequence] - 1 + lesions.first[index]).astype(np.int32))
-        per_level = np.bincount(levels[sequence], minlength=LEVELS)
-        bounds[index, :LEVELS] = start + np.cumsum(per_level[::-1])[::-1]
-        bounds[index, LEVELS] = start
-        start += sequence.size
-    return Visits(np.concatenate(voxels), np.concatenate(owners), bounds)
+        _place_visits(
+            reference.voxels, scores, reference.lesion_ids, order.strides, GRID, start, index, lesions, visits
+        )
+        start += scores.size
+    return visits
 
 
 def _fragments(sizes: Counts) -> Fragments:
     """No fragments yet, and room for as many as the lesions have voxels."""
     first = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-    blank = [np.empty(int(first[-1]), np.int32) for _ in range(5)]
+    blank = [np.empty(int(first[-1]), np.int64) for _ in range(5)]
     return Fragments(
         first=first,
         held=np.zeros(sizes.size, np.int64),
-        lesion=np.repeat(np.arange(sizes.size, dtype=np.int32), sizes),
+        lesion=np.repeat(np.arange(sizes.size, dtype=np.int64), sizes),
         root=blank[0],
         code=blank[1],
         overlap=blank[2],
@@ -497,55 +487,45 @@ def _fragments(sizes: Counts) -> Fragments:
 
 def _components(most: int, floors: int) -> Components:
     """Room for the components that touch a reference of so many voxels; pages not written cost nothing."""
-    blank = [np.empty(most, np.int32) for _ in range(10)]
+    blank = [np.empty(most, np.int64) for _ in range(7)]
     return Components(
         root=blank[0],
         code=blank[1],
         rank=blank[2],
-        degree=np.empty((most, floors), np.int32),
+        degree=np.empty((most, floors), np.int64),
         head=blank[3],
         last=blank[4],
         bridges=blank[5],
         contacts=blank[6],
-        owner=blank[7],
-        came=blank[8],
-        done=blank[9],
-        touched=np.empty(most, np.int32),
-        reach=np.empty(most),
-        dual=np.empty(most),
     )
 
 
 def _contacts(most: int) -> Contacts:
     """Room for the contacts of a reference of so many voxels."""
-    blank = [np.empty(most, np.int32) for _ in range(6)]
-    return Contacts(blank[0], blank[1], blank[2], blank[3], np.empty(most), blank[4], blank[5])
+    blank = [np.empty(most, np.int64) for _ in range(6)]
+    return Contacts(*blank)
 
 
-def _settle(deferred: Counts, followed_floor: int, lesions: Lesions, output: Output) -> None:
-    """Match the deferred groups exactly, and add their lesions to the counts.
-
-    A group is stored as reference, filter, floor, level, number of edges, and the edges.
-    """
+def _match_groups(groups: Counts, followed_floor: int, lesions: Lesions, output: Output) -> None:
+    """Match the groups that the pass has stored, and add their lesions to the counts."""
     position = 1
-    known: dict[bytes, dict[int, tuple[int, int]]] = {}
-    while position < deferred[0]:
-        reference, kept, floor, level, count = (int(value) for value in deferred[position : position + 5])
-        rows = deferred[position + 5 : position + 5 + 4 * count]
+    known: dict[bytes, Counts] = {}
+    while position < groups[0]:
+        reference, kept, floor, level, count = (int(value) for value in groups[position : position + 5])
+        pairs = groups[position + 5 : position + 5 + 4 * count].reshape(-1, 4)
         position += 5 + 4 * count
-        key = rows.tobytes()
+        key = pairs.tobytes()
         if key not in known:
-            edges: list[Edge] = [(int(a), int(b), int(c), int(d)) for a, b, c, d in rows.reshape(-1, 4)]
-            known[key] = match_exactly(edges)
-        for lesion, (shared, union) in known[key].items():
-            for criterion, factor in enumerate((10, 4, 2)):
-                output.hits[reference, kept, floor, criterion, level] += shared * factor >= union
-            if floor == followed_floor and lesions.rows[lesion] >= 0:
-                output.matched_iou[level, kept, lesions.rows[lesion]] = shared / union
+            known[key] = match_lesions(pairs)
+        matched, shared, union = known[key].T
+        for criterion, factor in enumerate((10, 4, 2)):
+            output.hits[reference, kept, floor, criterion, level] += np.count_nonzero(shared * factor >= union)
+        rows = lesions.rows[matched]
+        if floor == followed_floor:
+            output.matched_iou[level, kept, rows[rows >= 0]] = (shared / union)[rows >= 0]
 
 
 def _assemble(
-    order: VisitingOrder,
     references: Sequence[LabelledReference],
     lesions: Lesions,
     output: Output,
@@ -573,17 +553,8 @@ def _assemble(
         lesion_ids=followed + 1,
         matched_iou=output.matched_iou[source][:, kept[0]].transpose(2, 1, 0),
         overlap_voxels=output.overlap_voxels[source][:, kept[0]].transpose(2, 1, 0),
-        max_score=_peaks(order, references)[followed],
+        max_score=lesions.peaks[followed],
     )
-
-
-def _peaks(order: VisitingOrder, references: Sequence[LabelledReference]) -> NDArray[np.float32]:
-    """Highest score in each lesion of the first reference."""
-    if not references:
-        return np.zeros(0, np.float32)
-    peaks = np.zeros(references[0].sizes.size, np.float32)
-    np.maximum.at(peaks, references[0].lesion_ids - 1, order.scores[tuple(references[0].voxels.T)])
-    return peaks
 
 
 @compiled
@@ -606,14 +577,21 @@ def _find_positive(
                     score = scores[plane, row, column]
                     if not 0 <= score <= 1:
                         return -1
-                    bucket = int(score * 400.0)
-                    while bucket < grid.size and grid[bucket] < score:
-                        bucket += 1
+                    bucket = _bucket(score, grid)
                     voxels[count] = first + column
                     buckets[count] = bucket
                     histogram[bucket] += 1
                     count += 1
     return count
+
+
+@compiled
+def _bucket(score: float, grid: NDArray[np.float32]) -> int:
+    """Number of grid points below a score: `400 * score`, which is exact in float64, is within one of it."""
+    bucket = int(score * 400.0)
+    while bucket < grid.size and grid[bucket] < score:
+        bucket += 1
+    return bucket
 
 
 @compiled
@@ -632,6 +610,42 @@ def _sort_by_bucket(found: Indices, buckets: NDArray[np.int16], histogram: Count
 
 
 @compiled
+def _place_visits(
+    coordinates: Indices,
+    scores: NDArray[np.float32],
+    lesion_ids: Indices,
+    strides: Counts,
+    grid: NDArray[np.float32],
+    start: int,
+    reference: int,
+    lesions: Lesions,
+    visits: Visits,
+) -> None:
+    """Counting sort of the voxels of a reference by descending level; and the highest score in each lesion."""
+    levels = np.empty(scores.size, np.int64)
+    ends = visits.bounds[reference]
+    for index in range(scores.size):
+        lesion = lesions.first[reference] + lesion_ids[index] - 1
+        lesions.peaks[lesion] = max(lesions.peaks[lesion], scores[index])
+        levels[index] = (_bucket(scores[index], grid) + 1) // 2 - 1
+        if levels[index] >= 0:
+            ends[levels[index]] += 1
+    ends[LEVELS] = start
+    for level in range(LEVELS - 1, -1, -1):
+        ends[level] += ends[level + 1]
+    places = ends.copy()
+    for index in range(scores.size):
+        if levels[index] >= 0:
+            place = places[levels[index] + 1]
+            places[levels[index] + 1] += 1
+            voxel = 0
+            for axis in range(3):
+                voxel += (coordinates[index, axis] + 1) * strides[axis]
+            visits.voxels[place] = voxel
+            visits.lesions[place] = lesions.first[reference] + lesion_ids[index] - 1
+
+
+@compiled
 def _sweep_levels(
     voxels: Indices,
     bounds: Counts,
@@ -645,18 +659,16 @@ def _sweep_levels(
     output: Output,
 ) -> Counts:
     """The pass: flood each level, keep what qualifies, read the lesions off. Leaves the labels zero."""
-    deferred = np.ones(1024, np.int64)
-    kept = 1
-    forest.births[BUCKETS] = 1
+    groups = np.ones(1024, np.int64)
+    births = np.ones(BUCKETS + 1, np.int64)
+    kept = births[BUCKETS]
+    alive = kept - 1
     for level in range(LEVELS - 2, -1, -1):
         for bucket in (2 * level + 2, 2 * level + 1):
-            forest.births[bucket] = _flood(
-                forest, voxels, bounds[bucket], bounds[bucket - 1], forest.births[bucket + 1], kept
-            )
-        _keep(forest, kept, forest.births[level + LEVELS])
-        kept = forest.births[level + LEVELS]
+            births[bucket] = _flood(forest, voxels, bounds[bucket], bounds[bucket - 1], births[bucket + 1])
+        born, kept = kept, births[level + LEVELS]
         output.predicted[0, level] = bounds[2 * level]
-        output.predicted[1:, level] = forest.totals
+        alive = _count_kept(forest, alive, born, kept, output.predicted, level)
         for reference in range(lesions.first.size - 1):
             _append_visits(visits, forest.labels, fragments, reference, level)
             present = lesions.present[: _list_present(lesions, fragments, reference)]
@@ -666,11 +678,11 @@ def _sweep_levels(
                 where = (reference, level, followed_floor)
                 count, bridges = _update_fragments(forest, lesions, fragments, components, present)
                 _describe(forest, components, count, kept)
-                deferred = _read_lesions(
-                    lesions, fragments, components, contacts, present, bridges, where, output, deferred
+                groups = _read_lesions(
+                    lesions, fragments, components, contacts, present, bridges, where, output, groups
                 )
     _clear(forest.labels, voxels)
-    return deferred
+    return groups
 
 
 @compiled
@@ -695,21 +707,26 @@ def _root(parents: Indices, component: int) -> int:
 
 
 @compiled
-def _flood(forest: Forest, voxels: Indices, first: int, last: int, births: int, kept: int) -> int:
-    """Predict the voxels of one bucket, joining them with their predicted neighbours; the births so far.
+def _flood(forest: Forest, voxels: Indices, first: int, last: int, births: int) -> int:
+    """Predict the voxels of one bucket, joining them with their predicted neighbours; 1 + the births so far.
 
     Whether a neighbour is predicted is as good as random, so the predicted ones are listed without branching; and the
     neighbours of a block of voxels are read once beforehand, to have them in the cache when branches depend on them.
     Their labels are brought up to date in passing, which keeps the ways to the roots short.
     """
-    labels, parents, sizes, totals = forest.labels, forest.parents, forest.sizes, forest.totals
-    steps, near, near_labels, minimums = forest.steps, forest.near, forest.near_labels, forest.minimums
+    labels, parents, sizes = forest.labels, forest.parents, forest.sizes
+    steps, near, near_labels = forest.steps, forest.near, forest.near_labels
     for start in range(first, last, BLOCK):
         stop = min(start + BLOCK, last)
-        near_labels[steps.size] = _touch(labels, voxels, start, stop, steps)
+        near_labels[steps.size] = _touch(labels, voxels, start, stop, forest.lines)
         for index in range(start, stop):
             voxel = voxels[index]
-            count = _list_predicted(labels, voxel, steps, near, near_labels)
+            count = 0
+            for step in range(steps.size):
+                label = labels[voxel + steps[step]]
+                near[count] = voxel + steps[step]
+                near_labels[count] = label
+                count += label != 0
             root = 0
             for place in range(count):
                 label = int(near_labels[place])
@@ -719,83 +736,49 @@ def _flood(forest: Forest, voxels: Indices, first: int, last: int, births: int, 
                     if root == 0:
                         root = found
                     elif found != root:
-                        root = _join(parents, sizes, min(root, found), max(root, found), kept, minimums, totals)
+                        older, younger = min(root, found), max(root, found)
+                        parents[younger] = older
+                        sizes[older] += sizes[younger]
+                        root = older
             if root == 0:
                 root = births
                 births += 1
                 parents[root] = root
                 sizes[root] = 0
             sizes[root] += 1
-            if root < kept:
-                _add_voxel(sizes[root], minimums, totals)
             labels[voxel] = root
     return births
 
 
 @compiled
-def _touch(labels: Indices, voxels: Indices, first: int, last: int, steps: Counts) -> int:
-    """Read the labels of all neighbours; the result only keeps the compiler from leaving that out."""
+def _touch(labels: Indices, voxels: Indices, first: int, last: int, lines: Counts) -> int:
+    """Read the memory around voxels; the result only keeps the compiler from leaving that out."""
     seen = 0
     for index in range(first, last):
         voxel = voxels[index]
-        for place in range(steps.size):
-            seen ^= int(labels[voxel + steps[place]])
+        for line in range(lines.size):
+            seen ^= int(labels[voxel + lines[line]])
     return seen
 
 
 @compiled
-def _list_predicted(labels: Indices, voxel: int, steps: Counts, near: Counts, near_labels: Indices) -> int:
-    """List the predicted neighbours of a voxel and their labels; their number."""
+def _count_kept(forest: Forest, alive: int, born: int, kept: int, predicted: Counts, level: int) -> int:
+    """Sum the voxels of the components that hysteresis keeps, in each kept set; list those, and return their number.
+
+    Those of the level before stay unless they have merged into older ones; of the births that qualify at this level
+    (from `born` up to `kept`), the roots join them.
+    """
+    parents, sizes, roots, minimums = forest.parents, forest.sizes, forest.alive, forest.minimums
     count = 0
-    for place in range(steps.size):
-        neighbour = voxel + steps[place]
-        label = labels[neighbour]
-        near[count] = neighbour
-        near_labels[count] = label
-        count += label != 0
+    for index in range(alive + kept - born):
+        root = int(roots[index]) if index < alive else born + index - alive
+        if parents[root] == root:
+            roots[count] = root
+            count += 1
+            for place in range(minimums.size):
+                if sizes[root] >= minimums[place]:
+                    predicted[1 + place, level] += sizes[root]
     return count
-
-
-@compiled
-def _add_voxel(size: int, minimums: Counts, totals: Counts) -> None:
-    """Count the last of so many voxels of a kept component; it may be the one that brings the component into a set."""
-    for index in range(minimums.size):
-        if size > minimums[index]:
-            totals[index] += 1
-        elif size == minimums[index]:
-            totals[index] += size
-
-
-@compiled
-def _add_component(size: int, sign: int, minimums: Counts, totals: Counts) -> None:
-    """Count a kept component in the sets it is large enough for, or take it out."""
-    for index in range(minimums.size):
-        if size >= minimums[index]:
-            totals[index] += sign * size
-
-
-@compiled
-def _join(
-    parents: Indices, sizes: Indices, older: int, younger: int, kept: int, minimums: Counts, totals: Counts
-) -> int:
-    """Merge a component into an older one, which is kept if either is; the older."""
-    size, other = int(sizes[older]), int(sizes[younger])
-    if older < kept:
-        _add_component(size, -1, minimums, totals)
-        _add_component(size + other, 1, minimums, totals)
-    if younger < kept:
-        _add_component(other, -1, minimums, totals)
-    sizes[older] = size + other
-    parents[younger] = older
-    return older
-
-
-@compiled
-def _keep(forest: Forest, first: int, last: int) -> None:
-    """Count the components born in a range that have merged into none older: they are kept from now on."""
-    for component in range(first, last):
-        if forest.parents[component] == component:
-            _add_component(forest.sizes[component], 1, forest.minimums, forest.totals)
 
 
 @compiled
@@ -915,7 +898,7 @@ def _read_lesions(
     bridges: int,
     where: tuple[int, int, int],
     output: Output,
-    deferred: Counts,
+    groups: Counts,
 ) -> Counts:
     """Count overlaps and hits of one reference at one level, under every floor and filter."""
     reference, level, followed_floor = where
@@ -928,10 +911,10 @@ def _read_lesions(
                 _activate(lesions, components, contacts, count, floor, kept)
                 _reduce(lesions, components, contacts, bridges, floor, kept)
                 group = (reference, kept, floor, level)
-                deferred = _match_groups(lesions, components, contacts, count, group, deferred)
-            _count_hits(lesions, present, floor, kept, output.hits[reference, kept, floor, :, level])
+                groups = _store_groups(lesions, components, contacts, count, group, groups)
+            _count_hits(lesions, present, output.hits, (reference, kept, floor, level))
     _count_overlaps(lesions, present, reference, level, followed_floor, output)
-    return deferred
+    return groups
 
 
 @compiled
@@ -977,14 +960,17 @@ def _take_better(shared: Counts, union: Counts, lesion: int, floor: int, kept: i
 
 
 @compiled
-def _count_hits(lesions: Lesions, present: Counts, floor: int, kept: int, hits: Counts) -> None:
+def _count_hits(lesions: Lesions, present: Counts, hits: Counts, group: tuple[int, int, int, int]) -> None:
     """Count the lesions of a set hit under each criterion."""
+    reference, kept, floor, level = group
     for lesion in present:
         shared, union = lesions.shared[lesion, floor, kept], lesions.union[lesion, floor, kept]
-        hits[0] += shared * 10 >= union
-        hits[1] += shared * 4 >= union
-        hits[2] += shared * 2 >= union
-        hits[3] += lesions.overlap[lesion, kept] > 0 and lesions.sizes[lesion] >= lesions.floors[floor]
+        hits[reference, kept, floor, 0, level] += shared * 10 >= union
+        hits[reference, kept, floor, 1, level] += shared * 4 >= union
+        hits[reference, kept, floor, 2, level] += shared * 2 >= union
+        hits[reference, kept, floor, 3, level] += (
+            lesions.overlap[lesion, kept] > 0 and lesions.sizes[lesion] >= lesions.floors[floor]
+        )
 
 
 @compiled
@@ -998,11 +984,8 @@ def _count_overlaps(
             overlap = lesions.overlap[lesion, kept]
             output.true_positive[reference, kept, level] += overlap
             if row >= 0:
-                shared, union = (
-                    lesions.shared[lesion, followed_floor, kept],
-                    lesions.union[lesion, followed_floor, kept],
-                )
-                output.matched_iou[level, kept, row] = shared / union
+                union = lesions.union[lesion, followed_floor, kept]
+                output.matched_iou[level, kept, row] = lesions.shared[lesion, followed_floor, kept] / union
                 output.overlap_voxels[level, kept, row] = overlap
 
 
@@ -1028,7 +1011,6 @@ def _list_contacts(
                 contacts.component[count] = component
                 contacts.overlap[count] = overlap
                 contacts.union[count] = (components.code[component] >> 1) + lesions.sizes[lesion] - overlap
-                contacts.weight[count] = contacts.overlap[count] / contacts.union[count]
                 contacts.following[count] = lesions.head[lesion]
                 lesions.head[lesion] = count
                 count += 1
@@ -1042,7 +1024,7 @@ def _activate(lesions: Lesions, components: Components, contacts: Contacts, coun
     for index in range(count):
         lesion = contacts.lesion[index]
         lesions.degree[lesion] = 0
-        lesions.mark[lesion] = 0
+        lesions.is_seen[lesion] = False
     for index in range(count):
         lesion, component = contacts.lesion[index], contacts.component[index]
         shared, union = lesions.shared[lesion, floor, kept], lesions.union[lesion, floor, kept]
@@ -1057,10 +1039,12 @@ def _reduce(lesions: Lesions, components: Components, contacts: Contacts, bridge
 
     A bridge with no other lesions is assigned at once. Ties go to the lower lesion, as everywhere.
     """
-    for component in components.bridges[:bridges]:
-        first, count = int(components.contacts[component]), int(components.degree[component, floor])
-        best = _choose_single(lesions, contacts, first, first + count if count > 1 else first, floor, kept)
-        if best >= 0:
+    for bridge in range(bridges):
+        component = components.bridges[bridge]
+        first = int(components.contacts[component])
+        last = first + int(components.degree[component, floor]) * (components.degree[component, floor] > 1)
+        best = _choose_single(lesions, contacts, first, last, floor, kept)
+        if best < last:
             lesion = contacts.lesion[best]
             lesions.shared[lesion, floor, kept] = contacts.overlap[best]
             lesions.union[lesion, floor, kept] = contacts.union[best]
@@ -1069,19 +1053,23 @@ def _reduce(lesions: Lesions, components: Components, contacts: Contacts, bridge
 
 @compiled
 def _choose_single(lesions: Lesions, contacts: Contacts, first: int, last: int, floor: int, kept: int) -> int:
-    """Put aside all but the best of the lesions that a bridge alone would serve; that contact if it has no others."""
-    best, shared = -1, False
+    """Put aside all but the best of the lesions that a bridge alone would serve.
+
+    Returns that contact, or `last` where there is none, or where the bridge has other lesions too.
+    """
+    best = last
+    is_shared = False
     for index in range(first, last):
         if contacts.active[index] and lesions.degree[contacts.lesion[index]] > 1:
-            shared = True
-        elif contacts.active[index] and best < 0:
+            is_shared = True
+        elif contacts.active[index] and best == last:
             best = index
         elif contacts.active[index]:
             worse = index
             if _gains_more(lesions, contacts, index, best, floor, kept):
                 best, worse = index, best
             contacts.active[worse] = 0
-    return -1 if shared else best
+    return last if is_shared else best
 
 
 @compiled
@@ -1115,38 +1103,32 @@ def _is_greater(a: int, b: int, c: int, d: int) -> bool:
 
 
 @compiled
-def _match_groups(
+def _store_groups(
     lesions: Lesions,
     components: Components,
     contacts: Contacts,
     count: int,
     group: tuple[int, int, int, int],
-    deferred: Counts,
+    groups: Counts,
 ) -> Counts:
-    """Match what is still open, group by group of lesions and bridges that hang together."""
+    """Store the groups of lesions and bridges that hang together through active contacts, and leave them unmatched."""
     _, kept, floor, _ = group
     for index in range(count):
-        seed = contacts.lesion[index]
-        if contacts.active[index] and lesions.degree[seed] > 1 and lesions.mark[seed] == 0:
-            members = lesions.queue[: _collect_group(lesions, components, contacts, seed, floor)]
-            _prepare(lesions, components, contacts, members, floor, kept)
-            for member in members:
-                _augment(lesions, components, contacts, member)
-            if not _is_settled(lesions, components, contacts, members):
-                deferred = _defer(lesions, contacts, members, group, deferred)
-            for member in members:
-                match = lesions.match[member]
-                if match >= 0:
-                    lesions.shared[member, floor, kept] = contacts.overlap[match]
-                    lesions.union[member, floor, kept] = contacts.union[match]
-    return deferred
+        seed = int(contacts.lesion[index])
+        if contacts.active[index] and lesions.degree[seed] > 1 and not lesions.is_seen[seed]:
+            members = _collect_group(lesions, components, contacts, seed, floor)
+            groups = _store_group(lesions, contacts, members, group, groups)
+            for member in range(members):
+                lesions.shared[lesions.queue[member], floor, kept] = 0
+                lesions.union[lesions.queue[member], floor, kept] = 1
+    return groups
 
 
 @compiled
 def _collect_group(lesions: Lesions, components: Components, contacts: Contacts, seed: int, floor: int) -> int:
-    """Queue the lesions that hang together with one through active contacts; their number."""
+    """Queue the lesions that hang together with one; their number."""
     lesions.queue[0] = seed
-    lesions.mark[seed] = 1
+    lesions.is_seen[seed] = True
     count, position = 1, 0
     while position < count:
         index = lesions.head[lesions.queue[position]]
@@ -1155,8 +1137,8 @@ def _collect_group(lesions: Lesions, components: Components, contacts: Contacts,
             first = components.contacts[component]
             for other in range(first, first + components.degree[component, floor] * contacts.active[index]):
                 neighbour = contacts.lesion[other]
-                if contacts.active[other] and lesions.mark[neighbour] == 0:
-                    lesions.mark[neighbour] = 1
+                if contacts.active[other] and not lesions.is_seen[neighbour]:
+                    lesions.is_seen[neighbour] = True
                     lesions.queue[count] = neighbour
                     count += 1
             index = contacts.following[index]
@@ -1165,190 +1147,44 @@ def _collect_group(lesions: Lesions, components: Components, contacts: Contacts,
 
 
 @compiled
-def _prepare(
-    lesions: Lesions, components: Components, contacts: Contacts, members: Counts, floor: int, kept: int
-) -> None:
-    """Clear the state of the lesions and bridges of a group."""
-    for lesion in members:
-        lesions.match[lesion] = -1
-        lesions.dual[lesion] = 0.0
-        lesions.leaf[lesion] = lesions.shared[lesion, floor, kept] / lesions.union[lesion, floor, kept]
-        index = lesions.head[lesion]
-        while index >= 0:
-            component = contacts.component[index]
-            components.owner[component] = -1
-            components.done[component] = 0
-            components.reach[component] = np.inf
-            components.dual[component] = 0.0
-            index = contacts.following[index]
-
-
-@compiled
-def _augment(lesions: Lesions, components: Components, contacts: Contacts, start: int) -> None:
-    """Add a lesion to a best matching, along a shortest augmenting path of reduced costs (Dijkstra; cost is minus IoU).
-
-    A path ends at a free bridge, or at a lesion that does without.
-    """
-    lesion, distance, touched, component = start, 0.0, 0, -1
-    end, end_distance = start, np.inf
-    while True:
-        without = distance - lesions.leaf[lesion] - lesions.dual[lesion]
-        if without < end_distance:
-            end, end_distance = lesion, without
-        touched = _relax(lesions, components, contacts, lesion, distance, touched)
-        component = _nearest(components, touched)
-        if component < 0 or components.reach[component] >= end_distance:
-            component = -1
-            break
-        distance = components.reach[component]
-        components.done[component] = 1
-        if components.owner[component] < 0:
-            end_distance = distance
-            break
-        lesion = int(contacts.lesion[components.owner[component]])
-    _update_duals(lesions, components, contacts, start, end_distance, touched)
-    if component < 0 and end != start:
-        component = int(contacts.component[lesions.match[end]])
-        lesions.match[end] = -1
-    _hand_on(lesions, components, contacts, start, component)
-
-
-@compiled
-def _relax(
-    lesions: Lesions, components: Components, contacts: Contacts, lesion: int, distance: float, touched: int
-) -> int:
-    """Shorten the ways to the bridges of a lesion; the number of bridges reached so far."""
-    index = lesions.head[lesion]
-    while index >= 0:
-        component = contacts.component[index]
-        if contacts.active[index] and not components.done[component]:
-            reach = distance - contacts.weight[index] - lesions.dual[lesion] - components.dual[component]
-            if components.reach[component] == np.inf:
-                components.touched[touched] = component
-                touched += 1
-            if reach < components.reach[component]:
-                components.reach[component] = reach
-                components.came[component] = index
-        index = contacts.following[index]
-    return touched
-
-
-@compiled
-def _nearest(components: Components, touched: int) -> int:
-    """The nearest bridge reached and not yet passed, or -1."""
-    nearest = -1
-    for component in components.touched[:touched]:
-        if not components.done[component] and (nearest < 0 or components.reach[component] < components.reach[nearest]):
-            nearest = int(component)
-    return nearest
-
-
-@compiled
-def _update_duals(
-    lesions: Lesions, components: Components, contacts: Contacts, start: int, distance: float, touched: int
-) -> None:
-    """Keep reduced costs non-negative, and zero along the path; forget the search."""
-    lesions.dual[start] += distance
-    for component in components.touched[:touched]:
-        if components.done[component]:
-            change = distance - components.reach[component]
-            components.dual[component] -= change
-            if components.owner[component] >= 0:
-                lesions.dual[contacts.lesion[components.owner[component]]] += change
-        components.done[component] = 0
-        components.reach[component] = np.inf
-
-
-@compiled
-def _hand_on(lesions: Lesions, components: Components, contacts: Contacts, start: int, component: int) -> None:
-    """Give a bridge to the lesion the search came from, the former bridge of that to the one before, to the start."""
-    while component >= 0:
-        index = components.came[component]
-        lesion = contacts.lesion[index]
-        former = lesions.match[lesion]
-        lesions.match[lesion] = index
-        components.owner[component] = index
-        component = -1 if lesion == start else int(contacts.component[former])
-
-
-@compiled
-def _is_settled(lesions: Lesions, components: Components, contacts: Contacts, members: Counts) -> bool:
-    """Whether every other matching of the group has a total smaller by more than `TIE`.
-
-    Another matching differs by alternating cycles and paths, and costs more by the sum of the reduced costs of its own
-    contacts. If no cycle, and no path to a free bridge or to a lesion that could do without, uses tight contacts only,
-    that sum is above `TIE`. Lesions from which tight contacts lead to neither are set aside until none is left.
-    """
-    left, before = members.size, members.size + 1
-    while 0 < left < before:
-        before = left
-        for lesion in members:
-            if lesions.mark[lesion] == 1 and _leads_nowhere(lesions, components, contacts, lesion):
-                lesions.mark[lesion] = 2
-                left -= 1
-    return left == 0
-
-
-@compiled
-def _leads_nowhere(lesions: Lesions, components: Components, contacts: Contacts, lesion: int) -> bool:
-    """Whether the tight contacts of a lesion lead only to bridges of lesions set aside."""
-    match = lesions.match[lesion]
-    if match >= 0 and -lesions.leaf[lesion] - lesions.dual[lesion] <= TIE:
-        return False
-    index = lesions.head[lesion]
-    while index >= 0:
-        component = contacts.component[index]
-        slack = -contacts.weight[index] - lesions.dual[lesion] - components.dual[component]
-        if contacts.active[index] and index != match and slack <= TIE:
-            owner = components.owner[component]
-            if owner < 0 or lesions.mark[contacts.lesion[owner]] != 2:
-                return False
-        index = contacts.following[index]
-    return True
-
-
-@compiled
-def _defer(
-    lesions: Lesions, contacts: Contacts, members: Counts, group: tuple[int, int, int, int], deferred: Counts
+def _store_group(
+    lesions: Lesions, contacts: Contacts, members: int, group: tuple[int, int, int, int], groups: Counts
 ) -> Counts:
-    """Leave a group to exact matching: store its pairs, and take its lesions out of the counts."""
+    """Store reference, filter, floor, level, the number of pairs, and the pairs: lesion, component, overlap, union.
+
+    What a lesion has without bridges is a pair with a component of its own.
+    """
     reference, kept, floor, level = group
-    deferred = _reserve(deferred, 5)
-    start = deferred[0]
-    _store(deferred, reference, kept, floor, level)
-    deferred[0] += 1
-    for lesion in members:
-        deferred = _reserve(deferred, 4 + 4 * int(lesions.degree[lesion]))
-        if lesions.shared[lesion, floor, kept] > 0:
-            own = -1 - lesion
-            _store(deferred, lesion, own, lesions.shared[lesion, floor, kept], lesions.union[lesion, floor, kept])
+    start = groups[0]
+    groups = _append(groups, reference, kept, floor, level)
+    groups[0] += 1
+    for member in range(members):
+        lesion = lesions.queue[member]
+        shared, union = lesions.shared[lesion, floor, kept], lesions.union[lesion, floor, kept]
+        if shared > 0:
+            groups = _append(groups, lesion, -1 - lesion, shared, union)
         index = lesions.head[lesion]
         while index >= 0:
             if contacts.active[index]:
                 component, overlap = int(contacts.component[index]), int(contacts.overlap[index])
-                _store(deferred, lesion, component, overlap, int(contacts.union[index]))
+                groups = _append(groups, lesion, component, overlap, int(contacts.union[index]))
             index = contacts.following[index]
-        lesions.match[lesion] = -1
-        lesions.shared[lesion, floor, kept] = 0
-        lesions.union[lesion, floor, kept] = 1
-    deferred[start + 4] = (deferred[0] - start - 5) // 4
-    return deferred
+    groups[start + 4] = (groups[0] - start - 5) // 4
+    return groups
 
 
 @compiled
-def _reserve(deferred: Counts, size: int) -> Counts:
-    """Make room for more: element 0 is the number of elements in use."""
-    used = deferred[0]
-    if used + size <= deferred.size:
-        return deferred
-    larger = np.empty(2 * (used + size), np.int64)
-    larger[:used] = deferred[:used]
-    return larger
-
-
-@compiled
-def _store(deferred: Counts, one: int, two: int, three: int, four: int) -> None:
-    """Append four numbers."""
-    end = deferred[0]
-    deferred[end], deferred[end + 1], deferred[end + 2], deferred[end + 3] = one, two, three, four
-    deferred[0] = end + 4
+def _append(groups: Counts, one: int, two: int, three: int, four: int) -> Counts:
+    """Append four numbers, and leave room for one more; element 0 is the number of elements in use."""
+    end = groups[0]
+    if end + 5 > groups.size:
+        larger = np.empty(2 * groups.size, np.int64)
+        for index in range(end):
+            larger[index] = groups[index]
+        groups = larger
+    groups[end] = one
+    groups[end + 1] = two
+    groups[end + 2] = three
+    groups[end + 3] = four
+    groups[0] = end + 4
+    return groups
