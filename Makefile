@@ -16,8 +16,10 @@ check: .venv/ready           ## style, types and the one-way imports
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-bench: .venv/ready           ## ratios against peers and slow twins, in one run
-	$(BIN)/python -m pytest tests/benchmarks -o python_files="bench_*.py" --benchmark-only -s
+bench: .venv/ready           ## ratios against peers and slow twins, in one run; without the peers it says so
+	-$(MAKE) -s .venv-bench/ready
+	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/python -m pytest tests/benchmarks -o python_files="bench_*.py" \
+	  -o python_functions="bench_*" --benchmark-only --benchmark-columns=min,median,rounds -s
 
 lock:                        ## pin every requirement with its hashes (needs uv)
 	uv pip compile pyproject.toml --extra notebook --universal --python-version 3.11 \
@@ -31,5 +33,11 @@ lock:                        ## pin every requirement with its hashes (needs uv)
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@
 
+.venv-bench/ready: requirements/bench.txt
+	$(PYTHON) -m venv --clear .venv-bench
+	echo '*' > .venv-bench/.gitignore
+	.venv-bench/bin/python -m pip install -q --require-hashes -r requirements/bench.txt
+	touch $@
+
 clean:
-	rm -rf .venv demo build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-bench demo build dist .pytest_cache .ruff_cache .hypothesis

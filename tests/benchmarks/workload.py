@@ -1,4 +1,4 @@
-"""What is benchmarked: one generated brain with about thirty lesions, a sparse and a dense map of it, and their files."""
+"""What is benchmarked: a generated brain with about thirty lesions, a sparse and a dense map of it, and their files."""
 
 import shutil
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ MapName = Literal["sparse", "dense"]
 SHAPE = (240, 240, 139)
 SEMI_AXES = (72.0, 90.0, 62.0)  # 1.7 million brain voxels, as at 1 mm
 LESIONS = 30
-FIRST_SLICE = 12
-"""Where the maps' field of view begins: the brain reaches below it, so that the two supports differ."""
+FIRST_SLICE = 24
+"""Where the maps' field of view begins: brain and lesions reach below it, so that the two supports differ."""
 
 TRANSFORM = Transform((1, 0, 2), (0, 0, FIRST_SLICE), SHAPE, SHAPE, (False, True, False))
 SUBJECTS = ("one", "two", "three", "four")
@@ -66,7 +66,7 @@ def make_volumes(seed: int = 2026) -> Volumes:
     sparse = _sparse(rng, np.maximum(bumps, false_bumps), texture, brain)
     dense = np.clip(np.float32(0.35) + np.float32(0.16) * texture + np.float32(0.4) * bumps, 0.004, 1)
     stored: dict[MapName, Scores] = {"sparse": _store(sparse), "dense": _store(np.where(brain, dense, np.float32(0)))}
-    maps = {name: map_linear(values, TRANSFORM, SHAPE) for name, values in stored.items()}
+    maps: dict[MapName, Scores] = {name: map_linear(stored[name], TRANSFORM, SHAPE) for name in ("sparse", "dense")}
     return Volumes(brain, reference, stored, maps)
 
 
@@ -88,7 +88,7 @@ def _sparse(rng: np.random.Generator, bumps: Scores, texture: Scores, brain: Mas
 def _ellipsoid(centre: tuple[float, float, float], semi_axes: tuple[float, float, float]) -> Scores:
     """Squared relative radius of every voxel."""
     axes = [
-        ((np.arange(size, dtype=np.float32) - np.float32(middle)) / np.float32(semi)) ** 2
+        np.square((np.arange(size, dtype=np.float32) - np.float32(middle)) / np.float32(semi))
         for size, middle, semi in zip(SHAPE, centre, semi_axes, strict=True)
     ]
     return axes[0][:, None, None] + axes[1][:, None] + axes[2]
