@@ -37,6 +37,17 @@ EXIT_CODES = {
     "NoLake": NOT_FOUND,
 }
 FAILURES_SHOWN = 20
+PLAN_COLUMNS = {
+    "threshold_rule_id": "rule",
+    "smallest_n": "needs",
+    "allowed_exceedances": "j",
+    "status": "status",
+    "beta_exceedance_mean": "mean",
+    "beta_exceedance_high": "97.5 %",
+    "beta_within_alpha": "P(<= alpha)",
+    "betabinomial_exceedance_low": "observed 2.5 %",
+    "betabinomial_exceedance_high": "to 97.5 %",
+}
 
 app = typer.Typer(
     help="Does the ranking belong to the method or to the evaluation? From anomaly maps to an honest answer.",
@@ -317,6 +328,37 @@ def prune(
     with writing(lake):
         dropped, part_count = prune_lake(lake, keep)
     out.print(f"Dropped {len(dropped)} releases and {part_count} parts that nothing else uses.")
+
+
+@app.command()
+def plan(
+    validation: Annotated[int, typer.Option(min=0, help="Validation subjects, which calibrate.")] = 0,
+    test: Annotated[int, typer.Option(min=0, help="Test subjects, on which the exceedance will be observed.")] = 0,
+    study: Annotated[Path | None, typer.Option(help="Take both numbers and the protocol from a study.toml.")] = None,
+) -> None:
+    """Before any data: what each conformal rule can promise, and how many universes a study will have."""
+    from expectations.protocol import protocol
+    from expectations.study import load_study
+    from transforms.conformal import plan_table, planned_universes
+
+    chosen, lacking = protocol(), list[tuple[str, str]]()
+    if study is not None:
+        loaded = load_study(study)
+        chosen = loaded.protocol
+        validation = sum(subject.split == "validation" for subject in loaded.subjects)
+        test = len(loaded.subjects) - validation
+        if not all(method.legacy_voxel_mm3 for method in loaded.file.method):
+            lacking.append(("voxel_volume_id", "legacy"))
+        if not all(method.own_reference for method in loaded.file.method):
+            lacking.append(("reference_id", "own_mapped"))
+    rows = plan_table(validation, test, chosen.parameters.rcps_delta)
+    title = f"Share of scans above their budget, with {validation} validation and {test} test subjects"
+    shown = rows.select(PLAN_COLUMNS.keys()).iter_rows()
+    _show_table(title, list(PLAN_COLUMNS.values()), [[_cell(value) for value in row] for row in shown])
+    universes = planned_universes(chosen, lacking)
+    out.print(f"Universes per method: {universes['all']:,}, of them {universes['defensible']:,} defensible.")
+    for column, level in lacking:
+        out.print(f"  {column} {level} is lacking: not every method declares what it needs.", style="dim")
 
 
 def _ingest(study: Study, lake: Path, workers: int, scheduler: str | None) -> Report:

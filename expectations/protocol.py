@@ -40,9 +40,14 @@ class Parameters(BaseModel):
     guard_share: float
     conformal_alphas: tuple[float, ...]
     rcps_delta: float
+    conformal_split_count: int
+    conformal_split_sizes: tuple[int, ...]
     tie_tolerance: float
     baseline_quantiles: tuple[float, float]
     seed: int
+    multiverse_replicates: int
+    contrast_replicates: int
+    interval_level: float
 
 
 class ParameterDeclaration(BaseModel):

@@ -146,9 +146,8 @@ def _build_mart(connection: duckdb.DuckDBPyConnection, mart: Mart) -> None:
 
 
 def _run_transform(connection: duckdb.DuckDBPyConnection, manifest: Manifest, transform: Transform) -> None:
-    inputs = {name: connection.sql(f"select * from {name}").pl() for name in transform.inputs}
-    frame = transform.compute(manifest.protocol, inputs)
-    _store(connection, transform.table.name, frame.select(transform.table.column_names))
+    frame = transform.run(manifest.protocol, lambda query: connection.sql(query).pl())
+    _store(connection, transform.table.name, frame)
 
 
 def _comment(connection: duckdb.DuckDBPyConnection, table: Table, is_view: bool) -> None:

@@ -33,5 +33,5 @@ counted as (
 select
     cell_id,
     concordance / nullif(sqrt(untied::double * reference_untied), 0) as kendall_tau_b,
-    concordance = untied and concordance = reference_untied and untied > 0 as reproduces_reference
+    case when untied > 0 then concordance = untied and concordance = reference_untied end as reproduces_reference
 from counted

@@ -1,7 +1,7 @@
 -- One row per universe set, metric (each and `all`) and pair: in which share of universes it takes its minority order.
 -- key: universe_set, metric_id, method_a, method_b
--- columns: greater_count, less_count, tie_count, flip_share, median_abs_difference, median_lead_a?, median_lead_b?,
---   is_baseline_pair
+-- columns: greater_count, less_count, tie_count, flip_share, flip_share_low?, flip_share_high?, median_abs_difference,
+--   median_lead_a?, median_lead_b?, significant_a?, significant_b?, is_baseline_pair
 with pair as (
     select
         a.universe_set, a.metric_id, a.method_id as method_a, b.method_id as method_b, a.weight,
@@ -17,17 +17,42 @@ universes as (
     -- one row per universe, so that medians weigh every universe alike
     select pair.* exclude (weight), unnest(range(weight)) as copy
     from pair
+),
+counted as (
+    select
+        universe_set, metric_id, method_a, method_b,
+        count_if(difference >= tie_tolerance) as greater_count,
+        count_if(difference <= -tie_tolerance) as less_count,
+        count_if(abs(difference) < tie_tolerance) as tie_count,
+        (least(greater_count, less_count) + tie_count / 2) / count(*) as flip_share,
+        median(abs(difference)) as median_abs_difference,
+        median(difference) filter (where difference >= tie_tolerance) as median_lead_a,
+        median(-difference) filter (where difference <= -tie_tolerance) as median_lead_b,
+        any_value(is_baseline_pair) as is_baseline_pair
+    from universes
+    cross join protocol
+    group by universe_set, metric_id, method_a, method_b
+),
+-- how much a flip matters: Dice contrasts at validation thresholds that stand after adjustment, each way
+significant as (
+    select
+        method_a, method_b,
+        count_if(p_holm <= 1 - interval_level and estimate > 0) as significant_a,
+        count_if(p_holm <= 1 - interval_level and estimate < 0) as significant_b
+    from paired_contrast
+    cross join protocol
+    where metric_id = 'dice' and operating_point = 'validation'
+    group by method_a, method_b
 )
 select
-    universe_set, metric_id, method_a, method_b,
-    count_if(difference >= tie_tolerance) as greater_count,
-    count_if(difference <= -tie_tolerance) as less_count,
-    count_if(abs(difference) < tie_tolerance) as tie_count,
-    (least(greater_count, less_count) + tie_count / 2) / count(*) as flip_share,
-    median(abs(difference)) as median_abs_difference,
-    median(difference) filter (where difference >= tie_tolerance) as median_lead_a,
-    median(-difference) filter (where difference <= -tie_tolerance) as median_lead_b,
-    any_value(is_baseline_pair) as is_baseline_pair
-from universes
-cross join protocol
-group by universe_set, metric_id, method_a, method_b
+    c.universe_set, c.metric_id, c.method_a, c.method_b,
+    c.greater_count, c.less_count, c.tie_count,
+    c.flip_share, i.value_low as flip_share_low, i.value_high as flip_share_high,
+    c.median_abs_difference, c.median_lead_a, c.median_lead_b,
+    s.significant_a, s.significant_b,
+    c.is_baseline_pair
+from counted as c
+left join significant as s using (method_a, method_b)
+left join replicate_interval as i
+    on i.statistic = 'flip_share' and i.universe_set = c.universe_set and i.metric_id = c.metric_id
+    and i.item = c.method_a || '|' || c.method_b

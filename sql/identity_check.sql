@@ -45,13 +45,16 @@ covariance as (
     group by all
 ),
 curve_point as (
-    -- the other side from the cohort's curve: the same subjects, counted at one level for all
+    -- the other side from the subjects' curves at one level for all; an empty reference has no Dice to covary
     select
-        t.method_id, t.threshold_rule_id, t.budget_cm3, c.postprocess_id, c.dice_pooled - c.dice_mean as pooled_minus_mean
+        t.method_id, t.threshold_rule_id, t.budget_cm3, c.postprocess_id,
+        2 * sum(c.true_positive_voxels)::double / sum(c.predicted_voxels + c.reference_voxels)
+            - favg(2 * c.true_positive_voxels / (c.predicted_voxels + c.reference_voxels)) as pooled_minus_mean
     from threshold_choice as t
-    join cohort_curve as c using (method_id, reference_id, support_id, voxel_volume_id, level)
-    where c.split = 'test' and t.reference_id = 'canonical' and t.support_id = 'brain' and t.voxel_volume_id = 'true'
-        and c.n_dice = c.n_subjects
+    join subject_curve as c using (method_id, reference_id, support_id, voxel_volume_id, level)
+    where c.split = 'test' and c.reference_voxels > 0
+        and t.reference_id = 'canonical' and t.support_id = 'brain' and t.voxel_volume_id = 'true'
+    group by all
 ),
 identity_2 as (
     select
@@ -119,10 +122,114 @@ counted as (
     where v.support_id = 'brain'
     group by v.method_id, v.reference_id
 ),
+-- Identity 5: a gain at equal burden is the effect at the same threshold plus what the relaxed threshold brings
+identity_5 as (
+    select
+        'identity_5' as identity,
+        format('{} {} at {:g} cm3', g.method_id, g.postprocess_id, g.budget_cm3) as item,
+        g.total_gain as left_value,
+        p.dice_mean - q.dice_mean + g.relaxation as right_value,
+        1e-9 as tolerance
+    from postprocess_gain as g
+    join operating_point as p using (method_id, budget_cm3, postprocess_id)
+    join operating_point as q
+        on q.method_id = g.method_id and q.budget_cm3 = g.budget_cm3 and q.threshold_rule_id = p.threshold_rule_id
+        and q.postprocess_id = 'plain'
+    where p.threshold_rule_id = 'validation'
+),
+-- floor identity: where no lesion below the floor is hit, sensitivities differ by their denominators alone
+lesion_number as (
+    select l.lesion_definition_id, count(*) as lesions
+    from lesion as l
+    join cohort_subject as s on s.subject_id = l.subject_id and s.is_included and s.split = 'test'
+    where l.method_id is null
+    group by all
+),
+floor_pair as (
+    select
+        a.method_id, a.threshold_rule_id, a.budget_cm3, a.postprocess_id, a.hit_criterion_id,
+        a.sensitivity_pooled as of_all, a.lesion_total as all_total,
+        f.sensitivity_pooled as above_floor, f.lesion_total as floor_total
+    from lesion_score as a
+    join lesion_score as f using (
+        method_id, reference_id, support_id, voxel_volume_id, threshold_rule_id, budget_cm3, postprocess_id,
+        hit_criterion_id
+    )
+    where a.reference_id = 'canonical' and a.support_id = 'brain' and a.voxel_volume_id = 'true'
+        and a.lesion_definition_id = 'conn6_all' and f.lesion_definition_id = 'conn6_floor'
+        and round(a.sensitivity_pooled * a.lesion_total) = round(f.sensitivity_pooled * f.lesion_total)
+),
+floor_identity as (
+    select
+        'floor_identity' as identity,
+        format('{} {} {} {} at {:g} cm3', method_id, threshold_rule_id, postprocess_id, hit_criterion_id, budget_cm3)
+            as item,
+        of_all as left_value,
+        above_floor * f.lesions / a.lesions as right_value,
+        1e-9 as tolerance
+    from floor_pair
+    cross join (select lesions from lesion_number where lesion_definition_id = 'conn6_floor') as f
+    cross join (select lesions from lesion_number where lesion_definition_id = 'conn6_all') as a
+),
+-- coverage identity: a prediction inside the reference has Dice 2 r / (1 + r), r being the share it covers
+covered as (
+    select c.method_id, c.dice, c.predicted_voxels / v.positive_voxels as coverage
+    from subject_curve as c
+    join voxel_ranking as v using (method_id, subject_id, reference_id, support_id)
+    where c.reference_id = 'canonical' and c.support_id = 'brain' and c.voxel_volume_id = 'true'
+        and c.false_positive_voxels = 0 and c.predicted_voxels > 0
+),
+coverage_identity as (
+    select
+        'coverage_identity' as identity,
+        format('{}, {} predictions inside the reference', method_id, count(*)) as item,
+        fsum(dice) as left_value,
+        fsum(2 * coverage / (1 + coverage)) as right_value,
+        1e-9 as tolerance
+    from covered
+    group by method_id
+),
+-- pooled AUROC: the block within subjects, exact, against the same block from histograms, within the bins' error bound
+bin as (
+    select
+        h.*,
+        sum(negative_voxels) over (
+            partition by h.method_id, h.subject_id, h.reference_id, h.support_id order by h.bin rows unbounded preceding
+        ) - negative_voxels as negative_below
+    from score_histogram as h
+    join cohort_subject as s on s.subject_id = h.subject_id and s.is_included and s.split = 'test'
+),
+block as (
+    select
+        method_id, reference_id, support_id,
+        sum(positive_voxels * (2 * negative_below + negative_voxels))::double / 2 as outranked,
+        sum(positive_voxels * negative_voxels)::double / 2 as undecided
+    from bin
+    group by all
+),
+pooled_blocks as (
+    select
+        'pooled_auroc_block' as identity,
+        format('{} {} {}', p.method_id, p.reference_id, p.support_id) as item,
+        p.auroc_within as left_value,
+        b.outranked / (p.positive_voxels::double * p.negative_voxels) as right_value,
+        1e-9 + b.undecided / (p.positive_voxels::double * p.negative_voxels) as tolerance
+    from pooled_ranking as p
+    join block as b using (method_id, reference_id, support_id)
+    where p.positive_voxels > 0 and p.negative_voxels > 0
+),
 every_side as (
     from identity_1
     union all by name
     from identity_2
+    union all by name
+    from identity_5
+    union all by name
+    from floor_identity
+    union all by name
+    from coverage_identity
+    union all by name
+    from pooled_blocks
     union all by name
     from predicted
     union all by name

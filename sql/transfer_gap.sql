@@ -1,7 +1,9 @@
 -- One row per method and budget: what test-matched thresholds would gain over validation thresholds, plain maps.
 -- key: method_id, budget_cm3
 -- columns: n_dice, validation_threshold, validation_burden_cm3, test_matched_threshold, test_matched_burden_cm3,
---   interpolation_weight, gap_mean?, gap_median?, equal_burden_dice_mean?, gap_interpolated?
+--   interpolation_weight, gap_mean?, gap_mean_low?, gap_mean_high?, interval_kind?, gap_median?,
+--   equal_burden_dice_mean?, gap_interpolated?, gap_interpolated_low?, gap_interpolated_high?,
+--   interpolated_interval_kind?, n_replicates?
 with pair as (
     select
         v.method_id, v.budget_cm3, v.subject_id,
@@ -46,9 +48,12 @@ select
     s.validation_threshold, v.burden_cm3_mean as validation_burden_cm3,
     s.test_matched_threshold, i.test_matched_burden_cm3,
     i.weight as interpolation_weight,
-    s.gap_mean, s.gap_median,
+    s.gap_mean, r.gap_mean_low, r.gap_mean_high, r.interval_kind,
+    s.gap_median,
     (1 - i.weight) * i.dice_above + i.weight * i.dice_below as equal_burden_dice_mean,
-    (1 - i.weight) * i.dice_above + i.weight * i.dice_below - v.dice_mean as gap_interpolated
+    (1 - i.weight) * i.dice_above + i.weight * i.dice_below - v.dice_mean as gap_interpolated,
+    r.gap_interpolated_low, r.gap_interpolated_high, r.interpolated_interval_kind, r.n_replicates
 from summary as s
 join interpolated as i using (method_id, budget_cm3)
 join test_curve as v on v.method_id = s.method_id and v.level = round(s.validation_threshold * 200)::utinyint
+left join gap_interval as r on r.method_id = s.method_id and r.budget_cm3 = s.budget_cm3

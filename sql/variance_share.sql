@@ -1,6 +1,6 @@
 -- One row per universe set, metric (each and `all`) and term: its part of the sum of squares over universes and methods.
 -- key: universe_set, metric_id, term
--- columns: sum_of_squares, share?, level_count?
+-- columns: sum_of_squares, share?, share_low?, share_high?, level_count?
 with universe_level as (
     select u.*, unnest(case when u.is_defensible then ['all', 'defensible'] else ['all'] end) as universe_set
     from universe as u
@@ -148,9 +148,14 @@ select
     c.universe_set, c.metric_group as metric_id, c.term,
     c.sum_of_squares,
     c.sum_of_squares / nullif(t.sum_of_squares, 0) as share,
+    i.value_low as share_low,
+    i.value_high as share_high,
     z.levels as level_count
 from complete as c
 join total as t using (universe_set, metric_group)
 left join axis_size as z
     on z.universe_set = c.universe_set and z.metric_group = c.metric_group
     and z.axis_column = replace(c.term, 'method:', '')
+left join replicate_interval as i
+    on i.statistic = 'variance_share' and i.universe_set = c.universe_set and i.metric_id = c.metric_group
+    and i.item = c.term

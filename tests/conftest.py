@@ -13,13 +13,14 @@ def phantom_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     Eleven validation subjects are the fewest for which one RCPS rule is feasible, so every kind of conformal rule has
     a level that stands and one that does not. The last test subject has an empty reference. The volume floors fit
-    voxels of 216 mm3: the protocol's 50 mm3 would remove nothing.
+    voxels of 216 mm3: the protocol's 50 mm3 would remove nothing. Few replicates keep the tests quick.
     """
     from ingest.phantom import write_phantom
 
     study = write_phantom(tmp_path_factory.mktemp("phantom_study"), validation=11, test=4, spacing_mm=6.0)
     floors = "lesion_floor_mm3 = 450.0\nminimum_component_mm3 = 900.0\n"
-    study.write_text(f"{study.read_text()}\n[protocol]\n{floors}")
+    few = "multiverse_replicates = 40\ncontrast_replicates = 200\nconformal_split_count = 50\n"
+    study.write_text(f"{study.read_text()}\n[protocol]\n{floors}{few}")
     return study
 
 

@@ -1,9 +1,27 @@
 """Numerics over lake tables and marts that SQL cannot say well."""
 
 from transforms.catalog import Transform
+from transforms.conformal import conformal_law, conformal_split, exceedance_interval, rule_law
+from transforms.contrasts import contrast_estimate, gap_interval, operating_interval
 from transforms.levels import dropped_level
+from transforms.multiverse import replicate_level, replicate_statistic
 from transforms.thresholds import calibration_rule
 
-TRANSFORMS: dict[str, Transform] = {t.table.name: t for t in (calibration_rule, dropped_level)}
+TRANSFORMS: dict[str, Transform] = {
+    transform.table.name: transform
+    for transform in (
+        calibration_rule,
+        dropped_level,
+        rule_law,
+        conformal_law,
+        conformal_split,
+        exceedance_interval,
+        replicate_level,
+        replicate_statistic,
+        contrast_estimate,
+        operating_interval,
+        gap_interval,
+    )
+}
 
 __all__ = ["TRANSFORMS", "Transform"]

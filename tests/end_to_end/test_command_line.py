@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 import mirto
-from ingest.phantom import write_phantom
+from ingest.phantom import write_phantom, write_volume
 from marts.lake import connect, live_release, writing
 
-# A quarter of the universes: these tests are about the way, not about the multiverse.
-ONE_BUDGET = "\n[protocol]\nbudgets_cm3 = [20]\nreference_budget_cm3 = 20\n"
+# A quarter of the universes and few replicates: these tests are about the way, not about the multiverse.
+FEW = "multiverse_replicates = 20\ncontrast_replicates = 100\nconformal_split_count = 20\n"
+ONE_BUDGET = f"\n[protocol]\n{FEW}budgets_cm3 = [20]\nreference_budget_cm3 = 20\n"
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -169,7 +170,7 @@ def spoil_with_nan(path: Path) -> None:
     image = nib.Nifti1Image.from_filename(path)
     values = np.asanyarray(image.dataobj).astype(np.float32)
     values.flat[:7] = np.nan
-    nib.save(nib.Nifti1Image(values, image.affine), path)
+    write_volume(path, values, (6.0, 6.0, 6.0))
 
 
 def test_a_bad_file_is_named_and_nothing_is_published_without_leave(run: Run, own_study: Path, tmp_path: Path) -> None:

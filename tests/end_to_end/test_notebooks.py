@@ -25,7 +25,10 @@ ABSOLUTE_PATH = re.compile(r"""(?:^|[\s"'`(=])(?:/|~/|[A-Za-z]:[\\/]{1,2})[\w.]"
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A published lake of a small phantom, in `demo/lake` of a folder of its own; never changed."""
     folder = tmp_path_factory.mktemp("first_look") / "demo"
-    study = load_study(write_phantom(folder / "study", validation=10, test=4, spacing_mm=6.0))
+    file = write_phantom(folder / "study", validation=10, test=4, spacing_mm=6.0)
+    few = "multiverse_replicates = 20\ncontrast_replicates = 100\nconformal_split_count = 20\n"
+    file.write_text(f"{file.read_text()}\n[protocol]\n{few}")
+    study = load_study(file)
     report = Ingest(study, folder / "lake", InProcess()).run()
     assert build_release(folder / "lake", report.manifest).release is not None
     return folder / "lake"

@@ -26,7 +26,8 @@ from marts.release import build_tables, content_hash, name_is_view, open_for_bui
 def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     folder = tmp_path_factory.mktemp("reliable") / "study"
     file = write_phantom(folder, validation=2, test=3, spacing_mm=6.0)
-    file.write_text(file.read_text() + "\n[protocol]\nbudgets_cm3 = [20]\nreference_budget_cm3 = 20\n")
+    few = "multiverse_replicates = 20\ncontrast_replicates = 100\nconformal_split_count = 20\nbudgets_cm3 = [20]\n"
+    file.write_text(f"{file.read_text()}\n[protocol]\n{few}")
     return load_study(file)
 
 

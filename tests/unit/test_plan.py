@@ -223,6 +223,11 @@ OTHER_VALUES: dict[str, object] = {
     "tie_tolerance": 1e-6,
     "baseline_quantiles": [0.0, 1.0],
     "seed": 7,
+    "conformal_split_count": 50,
+    "conformal_split_sizes": [5],
+    "multiverse_replicates": 50,
+    "contrast_replicates": 50,
+    "interval_level": 0.9,
 }
 
 

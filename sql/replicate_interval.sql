@@ -1,0 +1,28 @@
+-- One row per universe set, statistic, metric (each and `all`) and pair or term: its percentile interval over replicates.
+-- key: universe_set, statistic, metric_id, item
+-- columns: value_low, value_high, n_replicates
+with ranked as (
+    select universe_set, statistic, metric_id, item, list(value order by value) as ordered
+    from replicate_statistic
+    where replicate > 0
+    group by all
+),
+-- linear quantiles: DuckDB's own takes no level from a table
+placed as (
+    select
+        ranked.*,
+        (len(ordered) - 1) * (1 - interval_level) / 2 as place_low,
+        (len(ordered) - 1) * (1 + interval_level) / 2 as place_high
+    from ranked
+    cross join protocol
+)
+select
+    universe_set, statistic, metric_id, item,
+    ordered[floor(place_low)::bigint + 1]
+        + (place_low - floor(place_low)) * (ordered[ceil(place_low)::bigint + 1] - ordered[floor(place_low)::bigint + 1])
+        as value_low,
+    ordered[floor(place_high)::bigint + 1]
+        + (place_high - floor(place_high))
+        * (ordered[ceil(place_high)::bigint + 1] - ordered[floor(place_high)::bigint + 1]) as value_high,
+    len(ordered) as n_replicates
+from placed

@@ -1,0 +1,423 @@
+"""Paired contrasts between methods, and intervals of operating points and transfer gaps, over resampled cohorts.
+
+All in the reference setting: canonical reference, brain, true voxel volume. Thresholds chosen on validation stay fixed;
+those matched on test stay fixed in operating points and mean gaps, and are chosen anew in every replicate in contrasts
+at matched or equal burden and in interpolated gaps (protocol, sections 6 and 9).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import polars as pl
+
+from expectations.protocol import Protocol
+from transforms.catalog import Inputs, declared
+from transforms.replicates import (
+    SUBJECT_QUERY,
+    TEST_SUBJECT,
+    aggregated_dice,
+    aggregated_sensitivity,
+    dense,
+    dice_values,
+    mean_and_median,
+    numbers,
+    voxel_volume,
+)
+from transforms.resampling import (
+    INFEASIBLE,
+    Floats,
+    Integers,
+    Resample,
+    chosen,
+    divided,
+    draw,
+    exact,
+    interval,
+    matched_levels,
+    mean_burdens,
+    p_values,
+    pooled_voxel_ranking,
+)
+
+AGGREGATIONS = ("mean", "median", "pooled")
+OPERATING_POINTS = ("validation", "test_matched", "equal_burden")
+REFERENCE_SETTING = "reference_id = 'canonical' and support_id = 'brain' and voxel_volume_id = 'true'"
+ENTRY = f"""{TEST_SUBJECT},
+    entry as (
+        select method_id, kind, (row_number() over (order by position) - 1)::usmallint as entry
+        from ranked_method
+        where is_ranked
+    )"""
+QUERIES = {
+    "test_subject": SUBJECT_QUERY,
+    "entry": f"with {ENTRY} from entry order by entry",
+    "curve": f"""
+        with {ENTRY}
+        select e.entry, t.subject, c.level, c.predicted_voxels, c.true_positive_voxels, c.reference_voxels
+        from threshold_curve as c
+        join entry as e using (method_id)
+        join test_subject as t using (subject_id)
+        where {REFERENCE_SETTING} and c.postprocess_id = 'plain'""",
+    "choice": f"""
+        with {ENTRY}
+        select e.entry, c.threshold_rule_id, c.budget_cm3, c.level
+        from threshold_choice as c
+        join entry as e using (method_id)
+        where {REFERENCE_SETTING} and c.status = 'ok' and c.threshold_rule_id in ('validation', 'test_matched')""",
+}
+CONTRAST_QUERIES = QUERIES | {
+    "lesion": f"""
+        with {ENTRY}
+        select e.entry, t.subject, c.level, c.hit_iou_10, c.lesion_count
+        from lesion_curve as c
+        join entry as e using (method_id)
+        join test_subject as t using (subject_id)
+        where {REFERENCE_SETTING} and c.postprocess_id = 'plain' and c.lesion_definition_id = 'conn6_floor'""",
+    "ranking": f"""
+        with {ENTRY}
+        select e.entry, t.subject, v.auroc, v.average_precision
+        from voxel_ranking as v
+        join entry as e using (method_id)
+        join test_subject as t using (subject_id)
+        where v.reference_id = 'canonical' and v.support_id = 'brain'""",
+    "histogram": f"""
+        with {ENTRY}
+        select e.entry, t.subject, h.bin, h.positive_voxels, h.negative_voxels
+        from score_histogram as h
+        join entry as e using (method_id)
+        join test_subject as t using (subject_id)
+        where h.reference_id = 'canonical' and h.support_id = 'brain'""",
+}
+CURVE_INPUTS = ("cohort_subject", "ranked_method", "threshold_choice", "threshold_curve")
+
+
+@dataclass(frozen=True, order=True)
+class Measure:
+    """What two methods are compared in: a metric at an operating point and budget, aggregated over subjects."""
+
+    metric_id: str
+    operating_point: str
+    budget_cm3: float | None
+    aggregation_id: str
+
+    @property
+    def family(self) -> str:
+        """The contrasts that are adjusted together: across budgets, or across voxel metrics by mean and median."""
+        if self.operating_point != "threshold_free":
+            return f"{self.metric_id} {self.operating_point} {self.aggregation_id}"
+        return "voxel_metrics pooled" if self.aggregation_id == "pooled" else "voxel_metrics mean_and_median"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One method's voxel counts in the reference setting, plain maps, levels x subjects."""
+
+    predicted: Floats
+    true_positive: Floats
+    reference: Floats
+
+    @staticmethod
+    def of(rows: pl.DataFrame, levels: int, subjects: int) -> "Curve":
+        """From rows of level, subject and counts."""
+        places = [numbers(rows, "level").astype(np.int64), numbers(rows, "subject").astype(np.int64)]
+        names = ("predicted_voxels", "true_positive_voxels", "reference_voxels")
+        arrays = [dense(rows, places, (levels, subjects), name).astype(np.float64) for name in names]
+        return Curve(*arrays)
+
+    def dice(self, resample: Resample, levels: Integers, empty_dice: str) -> Floats:
+        """Mean, median and pooled Dice, aggregations x points x replicates, at levels given as points x replicates."""
+        read, choice = np.unique(np.maximum(levels, 0), return_inverse=True)
+        choice = np.where(levels == INFEASIBLE, INFEASIBLE, choice.reshape(levels.shape))
+        voxels = [part[None, read] for part in (self.predicted, self.true_positive, self.reference)]
+        return aggregated_dice(resample, voxels[0], voxels[1], voxels[2], choice, empty_dice)[:, 0]
+
+    def mean_dice(self, resample: Resample, levels: Integers, empty_dice: str) -> Floats:
+        """Mean Dice, points x replicates."""
+        values = dice_values(self.predicted, self.true_positive, self.reference, empty_dice)
+        defined = ~np.isnan(values[0])
+        inside = resample.among(defined)
+        sums = inside.sums(exact(values[:, defined], inside.shape[1]))
+        return chosen(divided(sums, inside.sizes)[None], levels)[0]
+
+    def matched(self, resample: Resample, budgets: Floats, voxel_mm3: float) -> tuple[Integers, Integers, Floats]:
+        """Level matched to each budget, the level below, and the weight of the level below at equal burden."""
+        burdens = mean_burdens(resample, self.predicted - self.true_positive, voxel_mm3)
+        above = matched_levels(burdens, budgets)
+        below = np.where(above == INFEASIBLE, INFEASIBLE, above - 1)
+        high, low = chosen(burdens[None], below)[0], chosen(burdens[None], above)[0]
+        return above, below, (budgets[:, None] - low) / (high - low)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One method or baseline with what its contrasts need; no histogram: that is held for one entry at a time."""
+
+    method_id: str
+    is_baseline: bool
+    values: dict[Measure, Floats]
+    subjects: dict[Measure, int]
+
+
+class _Cohort:
+    """The resampled test cohort and the rows of every entry."""
+
+    def __init__(self, protocol: Protocol, inputs: Inputs) -> None:
+        parameters = protocol.parameters
+        self.inputs = inputs
+        self.entries = [
+            (str(m), kind == "baseline") for m, kind in inputs["entry"].select("method_id", "kind").iter_rows()
+        ]
+        self.resample = draw(inputs["test_subject"].height, parameters.contrast_replicates, parameters.seed)
+        self.budgets = np.array(parameters.budgets_cm3)
+        self.empty_dice, self.level_count = parameters.empty_dice, parameters.level_count
+        self.voxel_mm3 = voxel_volume(inputs["cohort_subject"])
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to compare."""
+        return not self.entries or self.resample.shape[1] == 0
+
+    def curves(self) -> list[Curve]:
+        """The curve of every entry."""
+        parts = _by_entry(self.inputs["curve"], len(self.entries))
+        return [Curve.of(rows, self.level_count + 1, self.resample.shape[1]) for rows in parts]
+
+    def fixed_levels(self, rule: str) -> list[Integers]:
+        """Levels of a rule for every entry, by budget; `INFEASIBLE` where there is none."""
+        levels = np.full((len(self.entries), len(self.budgets)), INFEASIBLE, np.int64)
+        position = {budget: place for place, budget in enumerate(self.budgets.tolist())}
+        choices = self.inputs["choice"].filter(threshold_rule_id=rule)
+        for entry, budget, level in choices.select("entry", "budget_cm3", "level").iter_rows():
+            levels[entry, position[budget]] = level
+        return list(levels)
+
+
+def _by_entry(frame: pl.DataFrame, entries: int) -> list[pl.DataFrame]:
+    parts = frame.partition_by("entry", as_dict=True)
+    return [parts.get((entry,), frame.clear()) for entry in range(entries)]
+
+
+def _repeated(levels: Integers, resample: Resample) -> Integers:
+    return np.repeat(levels[:, None], len(resample.counts), axis=1)
+
+
+def _dice_at_points(cohort: _Cohort, curve: Curve, validation: Integers) -> Floats:
+    """Dice at the three operating points: operating points x aggregations x budgets x replicates."""
+    blocks: list[Floats] = []
+    for block in cohort.resample.blocks():
+        above, below, weight = curve.matched(block, cohort.budgets, cohort.voxel_mm3)
+        levels = np.concatenate([_repeated(validation, block), above, below])
+        fixed, matched, looser = np.split(curve.dice(block, levels, cohort.empty_dice), 3, axis=1)
+        blocks.append(np.stack([fixed, matched, (1 - weight) * matched + weight * looser]))
+    return np.concatenate(blocks, axis=-1)
+
+
+def _sensitivity_at_validation(cohort: _Cohort, rows: pl.DataFrame, validation: Integers) -> tuple[Floats, int]:
+    """Lesion sensitivity, aggregations x budgets x replicates, and how many subjects have lesions."""
+    subjects = cohort.resample.shape[1]
+    places = [numbers(rows, "level").astype(np.int64), numbers(rows, "subject").astype(np.int64)]
+    shape = (cohort.level_count + 1, subjects)
+    hits = dense(rows, places, shape, "hit_iou_10").astype(np.float64)
+    lesions = dense(rows, places, shape, "lesion_count").astype(np.float64)[0]
+    read, choice = np.unique(np.maximum(validation, 0), return_inverse=True)
+    choice = np.where(validation == INFEASIBLE, INFEASIBLE, choice)
+    blocks = [
+        aggregated_sensitivity(block, hits[None, read], lesions, _repeated(choice, block))[:, 0]
+        for block in cohort.resample.blocks()
+    ]
+    return np.concatenate(blocks, axis=-1), int((lesions > 0).sum())
+
+
+def _entry(
+    cohort: _Cohort, place: int, curve: Curve, validation: Integers, rows: dict[str, pl.DataFrame], bins: int
+) -> _Entry:
+    values: dict[Measure, Floats] = {}
+    subjects: dict[Measure, int] = {}
+    dice = _dice_at_points(cohort, curve, validation)
+    defined = int(
+        (~np.isnan(dice_values(curve.predicted, curve.true_positive, curve.reference, cohort.empty_dice)[0])).sum()
+    )
+    sensitivity, with_lesions = _sensitivity_at_validation(cohort, rows["lesion"], validation)
+    for a, aggregation in enumerate(AGGREGATIONS):
+        for b, budget in enumerate(cohort.budgets.tolist()):
+            for p, point in enumerate(OPERATING_POINTS):
+                measure = Measure("dice", point, budget, aggregation)
+                values[measure] = dice[p, a, b]
+                subjects[measure] = cohort.resample.shape[1] if aggregation == "pooled" else defined
+            measure = Measure("lesion_sensitivity", "validation", budget, aggregation)
+            values[measure], subjects[measure] = sensitivity[a, b], with_lesions
+    for (metric, aggregation), (value, count) in _voxel_values(cohort, rows, bins).items():
+        measure = Measure(metric, "threshold_free", None, aggregation)
+        values[measure], subjects[measure] = value, count
+    return _Entry(*cohort.entries[place], values, subjects)
+
+
+def _voxel_values(
+    cohort: _Cohort, rows: dict[str, pl.DataFrame], bins: int
+) -> dict[tuple[str, str], tuple[Floats, int]]:
+    """Voxel metrics by metric and aggregation, with the subjects behind them."""
+    subjects = cohort.resample.shape[1]
+    result: dict[tuple[str, str], tuple[Floats, int]] = {}
+    for metric, column in (("voxel_auroc", "auroc"), ("voxel_ap", "average_precision")):
+        values = np.full(subjects, np.nan)
+        ranking = rows["ranking"].filter(pl.col(column).is_not_null())
+        values[numbers(ranking, "subject").astype(np.int64)] = numbers(ranking, column)
+        blocks = [mean_and_median(block, values) for block in cohort.resample.blocks()]
+        for part, aggregation in enumerate(("mean", "median")):
+            result[metric, aggregation] = np.concatenate([block[part] for block in blocks]), ranking.height
+    places = [numbers(rows["histogram"], name).astype(np.int64) for name in ("bin", "subject")]
+    positive, negative = (
+        dense(rows["histogram"], places, (bins, subjects), f"{sign}_voxels") for sign in ("positive", "negative")
+    )
+    auroc, precision = pooled_voxel_ranking(cohort.resample, positive, negative)
+    result["voxel_auroc", "pooled"], result["voxel_ap", "pooled"] = (auroc, subjects), (precision, subjects)
+    return result
+
+
+@declared(
+    name="contrast_estimate",
+    row="One row per family, pair of methods and measure: the contrast, its interval and its own p-value; none of them "
+    "where a method has no threshold.",
+    key=("family", "method_a", "method_b", "metric_id", "operating_point", "budget_cm3?", "aggregation_id"),
+    columns=("estimate?", "estimate_low?", "estimate_high?", "p_value?", "n_subjects", "n_replicates"),
+    inputs=(*CURVE_INPUTS, "lesion_curve", "voxel_ranking", "score_histogram"),
+    queries=CONTRAST_QUERIES,
+)
+def contrast_estimate(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
+    """Contrasts between methods, and between methods and baselines (never between two baselines)."""
+    cohort = _Cohort(protocol, inputs)
+    if cohort.is_empty:
+        return contrast_estimate.table.frame()
+    count = len(cohort.entries)
+    parts = {name: _by_entry(inputs[name], count) for name in ("lesion", "ranking", "histogram")}
+    entries: list[_Entry] = []
+    for place, (curve, validation) in enumerate(zip(cohort.curves(), cohort.fixed_levels("validation"), strict=True)):
+        rows = {name: frames[place] for name, frames in parts.items()}
+        entries.append(_entry(cohort, place, curve, validation, rows, protocol.parameters.histogram_bins))
+        parts["histogram"][place] = pl.DataFrame()  # the largest rows of an entry, not needed any more
+    level = protocol.parameters.interval_level
+    rows = [row for a, b in combinations(entries, 2) if not a.is_baseline for row in _contrast_rows(a, b, level)]
+    return contrast_estimate.table.frame(rows)
+
+
+def _contrast_rows(a: _Entry, b: _Entry, level: float) -> Iterator[tuple[object, ...]]:
+    kind = "baselines" if b.is_baseline else "methods"
+    measures = list(a.values)
+    differences = np.stack([a.values[measure] - b.values[measure] for measure in measures])
+    differences[np.isnan(differences[:, 0])] = np.nan  # no estimate, no replicates of it
+    low, high, defined = interval(differences[:, 1:], level)
+    columns = [_nullable(part) for part in (differences[:, 0], low, high, p_values(differences[:, 1:]))]
+    for measure, count, *numbers_ in zip(measures, defined.tolist(), *columns, strict=True):
+        key = (measure.metric_id, measure.operating_point, measure.budget_cm3, measure.aggregation_id)
+        subjects = min(a.subjects[measure], b.subjects[measure])
+        yield (f"{measure.family} {kind}", a.method_id, b.method_id, *key, *numbers_, subjects, count)
+
+
+def _nullable(values: Floats) -> list[float | None]:
+    return [None if np.isnan(value) else value for value in values.tolist()]
+
+
+OPERATING_COLUMNS = ("dice_mean", "dice_median", "dice_pooled", "burden_cm3_mean")
+INTERVAL_COLUMNS = tuple(f"{name}_{end}" for name in OPERATING_COLUMNS for end in ("low", "high"))
+
+
+@declared(
+    name="operating_interval",
+    row="One row per method, threshold rule, budget and post-processing: intervals of the operating point, with its "
+    "threshold fixed.",
+    key=("method_id", "threshold_rule_id", "budget_cm3", "postprocess_id"),
+    columns=tuple(f"{name}?" for name in INTERVAL_COLUMNS),
+    inputs=("cohort_subject", "ranked_method", "operating_subject"),
+    queries={
+        "test_subject": SUBJECT_QUERY,
+        "point": f"""
+            with {TEST_SUBJECT}
+            select
+                o.method_id, o.threshold_rule_id, o.budget_cm3, o.postprocess_id, t.subject,
+                case when o.threshold_rule_id = 'subject_optimum' then -1 else o.level end as read,
+                o.predicted_voxels, o.true_positive_voxels, o.reference_voxels
+            from operating_subject as o
+            join test_subject as t using (subject_id)
+            order by o.method_id, o.postprocess_id, read, o.threshold_rule_id, o.budget_cm3, t.subject""",
+    },
+)
+def operating_interval(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
+    """Intervals of operating points; rules that read the same level share them."""
+    parameters = protocol.parameters
+    resample = draw(inputs["test_subject"].height, parameters.contrast_replicates, parameters.seed)
+    voxel_mm3 = voxel_volume(inputs["cohort_subject"])
+    key = ["method_id", "threshold_rule_id", "budget_cm3", "postprocess_id"]
+    frames = [operating_interval.table.frame()]
+    for part in inputs["point"].partition_by("method_id", maintain_order=True):
+        distinct = part.unique(["postprocess_id", "read", "subject"], keep="first", maintain_order=True)
+        points = distinct.select("postprocess_id", "read").unique(maintain_order=True).with_row_index("point")
+        rows = distinct.join(points, on=["postprocess_id", "read"])
+        ends = points.with_columns(_operating_ends(rows, points.height, resample, voxel_mm3, protocol))
+        found = part.select(*key, "read").unique(maintain_order=True).join(ends, on=["postprocess_id", "read"])
+        frames.append(found.select(*key, *INTERVAL_COLUMNS))
+    return pl.concat(frames)
+
+
+def _operating_ends(
+    rows: pl.DataFrame, points: int, resample: Resample, voxel_mm3: float, protocol: Protocol
+) -> list[pl.Series]:
+    places = [numbers(rows, "point").astype(np.int64), numbers(rows, "subject").astype(np.int64)]
+    shape = (points, resample.shape[1])
+    names = ("predicted_voxels", "true_positive_voxels", "reference_voxels")
+    predicted, hit, reference = (dense(rows, places, shape, name).astype(np.float64) for name in names)
+    blocks: list[Floats] = []
+    for block in resample.blocks():
+        only = np.zeros((1, len(block.counts)), np.int64)
+        voxels = [part[:, None] for part in (predicted, hit, reference)]
+        dice = aggregated_dice(block, voxels[0], voxels[1], voxels[2], only, protocol.parameters.empty_dice)
+        blocks.append(np.stack([*dice[:, :, 0], mean_burdens(block, predicted - hit, voxel_mm3)]))
+    values = np.concatenate(blocks, axis=-1)
+    low, high, _ = interval(values[..., 1:], protocol.parameters.interval_level)
+    ends = np.stack([low, high], axis=1).reshape(len(INTERVAL_COLUMNS), points)
+    return [_series(name, column) for name, column in zip(INTERVAL_COLUMNS, ends, strict=True)]
+
+
+def _series(name: str, values: Floats) -> pl.Series:
+    return pl.Series(name, values).fill_nan(None)
+
+
+@declared(
+    name="gap_interval",
+    row="One row per method and budget with a transfer gap: its intervals, of the mean gap at fixed thresholds, of the "
+    "interpolated gap with the matched threshold chosen anew in every replicate.",
+    key=("method_id", "budget_cm3"),
+    columns=(
+        *("gap_mean_low?", "gap_mean_high?", "interval_kind", "gap_interpolated_low?", "gap_interpolated_high?"),
+        *("interpolated_interval_kind", "n_replicates"),
+    ),
+    inputs=CURVE_INPUTS,
+    queries=QUERIES,
+)
+def gap_interval(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
+    """Intervals of transfer gaps; `n_replicates` counts the replicates in which the budget can be matched."""
+    cohort = _Cohort(protocol, inputs)
+    rows: list[tuple[object, ...]] = []
+    if not cohort.is_empty:
+        levels = zip(cohort.fixed_levels("validation"), cohort.fixed_levels("test_matched"), strict=True)
+        for (method, _), curve, (validation, matched) in zip(cohort.entries, cohort.curves(), levels, strict=True):
+            feasible = (validation != INFEASIBLE) & (matched != INFEASIBLE)
+            gaps = _gaps(cohort, curve, validation, matched)[:, feasible, 1:]
+            low, high, defined = interval(gaps, protocol.parameters.interval_level)
+            ends = [_nullable(part) for part in (low[0], high[0], low[1], high[1])]
+            budgets: Sequence[float] = cohort.budgets[feasible].tolist()
+            for budget, a, b, c, d, count in zip(budgets, *ends, defined[1].tolist(), strict=True):
+                rows.append((method, budget, a, b, "fixed_threshold", c, d, "reselected", count))
+    return gap_interval.table.frame(rows)
+
+
+def _gaps(cohort: _Cohort, curve: Curve, validation: Integers, matched: Integers) -> Floats:
+    """Mean and interpolated gap: the two x budgets x replicates."""
+    blocks: list[Floats] = []
+    for block in cohort.resample.blocks():
+        above, below, weight = curve.matched(block, cohort.budgets, cohort.voxel_mm3)
+        levels = np.concatenate([_repeated(validation, block), _repeated(matched, block), above, below])
+        before, fixed, tighter, looser = np.split(curve.mean_dice(block, levels, cohort.empty_dice), 4)
+        blocks.append(np.stack([fixed - before, (1 - weight) * tighter + weight * looser - before]))
+    return np.concatenate(blocks, axis=-1)
