@@ -78,7 +78,8 @@ def test_a_worker_that_dies_takes_only_its_own_job_along(study: Study, tmp_path:
     store = PartStore(tmp_path)
     table = lake_tables()["subject"].name
     good: list[Job] = [
-        SubjectTask(s, plan.voxel_size_mm, (Part(table, f"@{s.subject_id}", "0"),)) for s in plan.subjects
+        SubjectTask(s, plan.voxel_size_mm, plan.parameters, (Part(table, f"@{s.subject_id}", "0"),))
+        for s in plan.subjects
     ]
     deadly = cast(Job, Deadly(CheckTask(None, plan.subjects[0], plan.subjects[0].reference, None, True)))
     done: list[None] = []
@@ -91,11 +92,15 @@ def test_a_worker_that_dies_takes_only_its_own_job_along(study: Study, tmp_path:
     assert all(store.has(part) for job in good for part in job.parts)
 
 
+def no_findings(*_arguments: object) -> list[Finding]:
+    return []
+
+
 def test_readers_see_one_whole_release_or_the_next(
     measured: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake, manifest = measured
-    monkeypatch.setattr("marts.lake.check_release", lambda *_: list[Finding]())  # what is swapped matters, not checks
+    monkeypatch.setattr("marts.lake.check_release", no_findings)  # what is swapped matters, not checks
     assert build_release(lake, manifest).release is not None
     stop = threading.Event()
     seen: list[tuple[int, int]] = []
@@ -130,7 +135,7 @@ def test_a_full_disk_leaves_no_part_and_says_so(study: Study, tmp_path: Path, mo
 
     lake = tmp_path / "lake"
     plan = plan_study(study)
-    job = SubjectTask(plan.subjects[0], plan.voxel_size_mm, (Part("subject", "@x", "0"),))
+    job = SubjectTask(plan.subjects[0], plan.voxel_size_mm, plan.parameters, (Part("subject", "@x", "0"),))
     monkeypatch.setattr(os, "fsync", full)
     failures = InProcess().run([job], PartStore(lake), lambda: None)
     assert len(failures) == 1 and "No space left" in failures[0].reason
