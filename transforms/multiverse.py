@@ -73,33 +73,59 @@ SERIES = f"""{STANDING},
             where r.is_ranked and r.kind = 'method'
         ) as m
     )"""
-POINT = f"""{SERIES}, {TEST_SUBJECT},
-    point_level as (
-        select method_id, reference_id, support_id, voxel_volume_id, level
-        from threshold_choice
-        where status = 'ok' and threshold_rule_id <> 'subject_optimum'
-            and threshold_rule_id in (select threshold_rule_id from standing join cell using (cell_id))
-        union
-        select method_id, reference_id, support_id, voxel_volume_id, level
-        from replicate_level
-        where level is not null
-    ),
-    point as materialized (
-        select s.series, t.subject, p.level as point, s.* exclude (series, legacy_voxel_mm3), t.subject_id, p.level
-        from series as s
-        join point_level as p using (method_id, reference_id, support_id, voxel_volume_id)
-        cross join test_subject as t
+VISITED = f"""{SERIES}, {TEST_SUBJECT},
+    visited as (
+        select s.series, {", ".join(f"p.{name}" for name in SERIES_KEY)}, p.level
+        from (
+            select {", ".join(SERIES_KEY)}, level
+            from threshold_choice
+            where status = 'ok' and threshold_rule_id <> 'subject_optimum'
+                and threshold_rule_id in (select threshold_rule_id from standing join cell using (cell_id))
+            union
+            select {", ".join(SERIES_KEY)}, level
+            from replicate_level
+            where level is not null
+        ) as p
+        join series as s using ({", ".join(SERIES_KEY)})
         where s.reads_curves
-        union all
-        select distinct
-            s.series, t.subject, {OPTIMUM}::utinyint as point, s.* exclude (series, legacy_voxel_mm3),
-            t.subject_id, o.level
+    ),
+    optimum as (
+        select distinct s.series, {", ".join(f"o.{name}" for name in SERIES_KEY)}, t.subject, o.subject_id, o.level
         from subject_threshold as o
-        join series as s using (method_id, reference_id, support_id, voxel_volume_id)
+        join series as s using ({", ".join(SERIES_KEY)})
         join test_subject as t using (subject_id)
         where s.reads_curves and o.threshold_rule_id = 'subject_optimum'
             and 'subject_optimum' in (select threshold_rule_id from standing join cell using (cell_id))
     )"""
+
+
+def visited_query(table: str, columns: str, condition: str = "true") -> str:
+    """SQL of a curve table's rows of the test cohort at every level that some point reads.
+
+    The two joins are on the few levels of a series and on the optimum of each subject: one join on every subject's
+    levels makes DuckDB hash the whole curve.
+    """
+    keys = ", ".join(SERIES_KEY)
+    return f"""
+        with {VISITED},
+        level_read as (
+            select v.series, t.subject, v.level as point, c.* exclude ({keys}, subject_id, level)
+            from {table} as c
+            join visited as v using ({keys}, level)
+            join test_subject as t using (subject_id)
+            where {condition}
+        ),
+        optimum_read as (
+            select o.series, o.subject, {OPTIMUM}::utinyint as point, c.* exclude ({keys}, subject_id, level)
+            from {table} as c
+            join optimum as o using ({keys}, subject_id, level)
+            where {condition}
+        )
+        select p.series, p.subject, p.point, x.position::utinyint as postprocess, {columns}
+        from (from level_read union all from optimum_read) as p
+        join axis_level as x on x.axis_column = 'postprocess_id' and x.level_id = p.postprocess_id"""
+
+
 AXIS_COLUMNS = (
     *("reference_id", "support_id", "voxel_volume_id", "threshold_rule_id", "budget_cm3", "postprocess_id"),
     *("lesion_definition_id", "hit_criterion_id", "aggregation_id", "metric_id"),
@@ -136,26 +162,17 @@ MULTIVERSE_QUERIES = {
             count_if(is_defensible)::integer as weight_defensible, count(*)::integer as weight_all
         from entry
         group by all""",
-    "curve_point": f"""
-        with {POINT}
-        select
-            p.series, p.subject, p.point, x.position::utinyint as postprocess,
-            c.predicted_voxels, c.true_positive_voxels, c.reference_voxels
-        from point as p
-        join threshold_curve as c
-            using (method_id, subject_id, reference_id, support_id, voxel_volume_id, level)
-        join axis_level as x on x.axis_column = 'postprocess_id' and x.level_id = c.postprocess_id""",
-    "lesion_point": f"""
-        with {POINT}
-        select
-            p.series, p.subject, p.point, x.position::utinyint as postprocess, d.position::utinyint as definition,
-            {", ".join(f"c.hit_{criterion}" for criterion in CRITERIA)}, c.lesion_count
-        from point as p
-        join lesion_curve as c
-            using (method_id, subject_id, reference_id, support_id, voxel_volume_id, level)
-        join axis_level as x on x.axis_column = 'postprocess_id' and x.level_id = c.postprocess_id
-        join axis_level as d on d.axis_column = 'lesion_definition_id' and d.level_id = c.lesion_definition_id
-        where c.lesion_count > 0""",
+    "curve_point": visited_query("threshold_curve", "p.predicted_voxels, p.true_positive_voxels, p.reference_voxels"),
+    "lesion_point": visited_query(
+        "lesion_curve",
+        f"""
+            (select position from axis_level as d
+                where d.axis_column = 'lesion_definition_id' and d.level_id = p.lesion_definition_id)::utinyint
+                as definition,
+            {", ".join(f"p.hit_{criterion}" for criterion in CRITERIA)}, p.lesion_count""",
+        "c.lesion_count > 0 and c.lesion_definition_id in"
+        " (select level_id from axis_level where axis_column = 'lesion_definition_id')",
+    ),
     "ranking": f"""
         with {SERIES}, {TEST_SUBJECT}
         select

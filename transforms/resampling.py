@@ -281,9 +281,17 @@ class _Pooling:
     def sums(self, resample: Resample) -> Floats:
         """Pooled histograms, replicates x bins."""
         pooled = np.empty((len(resample.counts), len(self.is_many)))
-        pooled[:, ~self.is_many] = _weighted(resample.counts, self.few, np.float32)
-        pooled[:, self.is_many] = _weighted(resample.counts, self.many, np.float64)
+        _spread(_weighted(resample.counts, self.few, np.float32), np.flatnonzero(~self.is_many), pooled)
+        _spread(_weighted(resample.counts, self.many, np.float64), np.flatnonzero(self.is_many), pooled)
         return pooled
+
+
+@compiled
+def _spread(totals: Totals, columns: Integers, pooled: Floats) -> None:
+    """Write columns to their places; NumPy's fancy assignment takes as long as the sums themselves."""
+    for replicate in range(totals.shape[0]):
+        for place in range(totals.shape[1]):
+            pooled[replicate, columns[place]] = totals[replicate, place]
 
 
 def _weighted(counts: Counts, values: Totals, dtype: type[np.float32 | np.float64]) -> Totals:
