@@ -90,24 +90,35 @@ predicted as (
 ),
 -- no curve rises with the threshold
 step as (
+    -- one number stands for a curve's key: ten million rows are sorted here
     select
-        method_id, reference_id, support_id, postprocess_id,
-        predicted_voxels > lag(predicted_voxels) over curve
-            or true_positive_voxels > lag(true_positive_voxels) over curve as rises
-    from threshold_curve
-    window curve as (
-        partition by method_id, subject_id, reference_id, support_id, voxel_volume_id, postprocess_id order by level
+        curve,
+        predicted_voxels > lag(predicted_voxels) over along or true_positive_voxels > lag(true_positive_voxels) over along
+            as rises
+    from (
+        select
+            hash(method_id, subject_id, reference_id, support_id, voxel_volume_id, postprocess_id) as curve,
+            level, predicted_voxels, true_positive_voxels
+        from threshold_curve
     )
+    window along as (partition by curve order by level)
+),
+risen as (
+    select curve, count_if(rises) as rises from step group by curve
 ),
 monotone as (
     select
         'monotone_curve' as identity,
-        format('{} {} {} {}', method_id, reference_id, support_id, postprocess_id) as item,
-        count_if(rises)::double as left_value,
+        format('{} {} {} {}', t.method_id, t.reference_id, t.support_id, t.postprocess_id) as item,
+        sum(r.rises)::double as left_value,
         0::double as right_value,
         0 as tolerance
-    from step
-    group by method_id, reference_id, support_id, postprocess_id
+    from threshold_curve as t
+    join risen as r
+        on r.curve
+            = hash(t.method_id, t.subject_id, t.reference_id, t.support_id, t.voxel_volume_id, t.postprocess_id)
+    where t.level = 0
+    group by t.method_id, t.reference_id, t.support_id, t.postprocess_id
 ),
 -- the support's voxels are the brain's
 counted as (
@@ -198,6 +209,7 @@ bin as (
         ) - negative_voxels as negative_below
     from score_histogram as h
     join cohort_subject as s on s.subject_id = h.subject_id and s.is_included and s.split = 'test'
+    where h.reference_id = 'canonical' and h.support_id = 'brain'
 ),
 block as (
     select
