@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.ndimage import find_objects
 
 from expectations.protocol import Parameters
 from ingest.grid import Transform, map_nearest, round_trip
@@ -19,6 +20,7 @@ from ingest.plan import Task
 from ingest.slices import SliceScores, slice_scores
 from ingest.sweep import Sweep, VisitingOrder, Workspace, order_voxels, sweep
 from ingest.volumes import (
+    Box,
     MappedScores,
     Mask,
     Scores,
@@ -122,6 +124,12 @@ class Measurement:
         return own, declared_transform(self.task.entry, source, own.shape, self.volumes.reference.shape)
 
     @cached_property
+    def transform(self) -> Transform:
+        """The declared transform of the map's grid."""
+        stored = read_header(self.task.inputs.map.url).shape
+        return declared_transform(self.task.entry, self.task.inputs.map, stored, self.volumes.reference.shape)
+
+    @cached_property
     def references(self) -> dict[str, Mask]:
         """The references on the canonical grid: a baseline has no grid of its own, so the canonical one alone."""
         canonical = self.volumes.reference
@@ -130,7 +138,7 @@ class Measurement:
             return references
         if self.task.inputs.own_reference is not None:
             references["own_mapped"] = map_nearest(*self.own, canonical.shape)
-        return references | {"round_trip": round_trip(canonical, self.scores.transform)}
+        return references | {"round_trip": round_trip(canonical, self.transform)}
 
     @cached_property
     def supports(self) -> tuple[Support, ...]:
@@ -169,23 +177,36 @@ class Measurement:
         return [brain, in_view]
 
     @cached_property
+    def order(self) -> VisitingOrder:
+        """Predicted voxels in visiting order, inside the brain's bounding box: the pass needs no more of the volume."""
+        brain = self.supports[0]
+        return order_voxels(brain.clipped[self.box], brain.mask[self.box], WORKSPACE)
+
+    @cached_property
+    def box(self) -> Box:
+        """Bounding box of the brain; one voxel where there is none."""
+        for rows, columns, slices in find_objects(self.volumes.brain.view(np.uint8)):
+            return rows, columns, slices
+        return slice(0, 1), slice(0, 1), slice(0, 1)
+
+    @cached_property
     def sweeps(self) -> list[Mapping[Connectivity, Sweep]]:
         """The one pass under each connectivity, read off for each support.
 
         Outside the field of view a map scores 0 and nothing is predicted, so both supports have the same predicted
         voxels and components: one pass over the brain carries the lesions of both.
         """
-        order = order_voxels(self.supports[0].clipped, self.supports[0].mask, WORKSPACE)
-        passes: dict[Connectivity, list[Sweep]] = {c: self._pass(order, c) for c in BOTH}
+        passes: dict[Connectivity, list[Sweep]] = {c: self.read_off(c) for c in BOTH}
         of_supports = range(len(self.supports))
         return [{c: found[number] for c, found in passes.items()} for number in of_supports]
 
-    def _pass(self, order: VisitingOrder, connectivity: Connectivity) -> list[Sweep]:
+    def read_off(self, connectivity: Connectivity) -> list[Sweep]:
+        """The pass under one connectivity, for each support."""
         lesions = [of_support[connectivity] for of_support in self.lesions]
         in_view = [of_support["canonical"] for of_support in lesions[1:]]
         found = sweep(
-            order,
-            [*lesions[0].values(), *in_view],
+            self.order,
+            [_within(labelled, self.box) for labelled in (*lesions[0].values(), *in_view)],
             connectivity,
             list(self.voxel_volumes_mm3.values()),
             self.parameters.minimum_component_mm3,
@@ -193,6 +214,13 @@ class Measurement:
         )
         count = len(self.references)
         return [_of_references(found, [0 if n == 0 else count, *range(1, count)]) for n in range(len(lesions))]
+
+
+def _within(labelled: LabelledReference, box: Box) -> LabelledReference:
+    """Lesions by their place in a box that holds them all."""
+    corner = np.array([side.start for side in box], np.int32)
+    shape = (box[0].stop - box[0].start, box[1].stop - box[1].start, box[2].stop - box[2].start)
+    return replace(labelled, shape=shape, voxels=labelled.voxels - corner)
 
 
 def _of_references(found: Sweep, chosen: list[int]) -> Sweep:

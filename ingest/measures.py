@@ -72,7 +72,8 @@ def gate_candidate(measurement: Measurement) -> pl.DataFrame:
 def gate_overlap(measurement: Measurement) -> pl.DataFrame:
     """The declared transform's overlap in the field of view."""
     own, transform = measurement.own
-    found = overlap(own, measurement.volumes.reference, transform, measurement.task.voxel_size_mm)
+    known = {"mapped": measurement.references["own_mapped"], "returned": measurement.references["round_trip"]}
+    found = overlap(own, measurement.volumes.reference, transform, measurement.task.voxel_size_mm, **known)
     columns = {
         "in_view_fraction": np.array([found.in_view_fraction]),
         "own_voxels": found.own_voxels,

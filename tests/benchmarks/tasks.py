@@ -1,6 +1,6 @@
 """The tasks that an ingest plans for the benchmarked study, and the part of one map's contract that a peer covers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,11 +13,11 @@ from expectations.tables import lake_tables
 from ingest.jobs import Job
 from ingest.lesions import Connectivity, label_reference
 from ingest.manifest import Failure
-from ingest.measurement import WORKSPACE, LesionsOfSupport, Measurement, Support
+from ingest.measurement import LesionsOfSupport, Measurement, Support
 from ingest.measures import MEASURES
 from ingest.plan import Task
 from ingest.run import Ingest
-from ingest.sweep import Sweep, order_voxels, sweep
+from ingest.sweep import Sweep
 from ingest.volumes import Mask, load_subject
 
 SINGLE_TABLES = (
@@ -73,11 +73,10 @@ class SingleMeasurement(Measurement):
         """Its 6-connected lesions."""
         return [{6: {"canonical": label_reference(self.volumes.reference, self.volumes.brain, 6)}}]
 
-    def _sweep(self, support: Support, lesions: LesionsOfSupport) -> dict[Connectivity, Sweep]:
-        order = order_voxels(support.clipped, support.mask, WORKSPACE)
-        volumes, parameters = list(self.voxel_volumes_mm3.values()), self.parameters
-        minimum_mm3, floor_mm3 = parameters.minimum_component_mm3, parameters.lesion_floor_mm3
-        return {6: sweep(order, list(lesions[6].values()), 6, volumes, minimum_mm3, floor_mm3)}
+    @cached_property
+    def sweeps(self) -> list[Mapping[Connectivity, Sweep]]:
+        """The 6-connected pass."""
+        return [{6: self.read_off(6)[0]}]
 
 
 def measure_single(task: Task, store: PartStore) -> None:

@@ -14,6 +14,7 @@ from expectations.study import TransformTable
 from ingest.jobs import execute
 from ingest.measure import check_file
 from ingest.measurement import Measurement
+from ingest.measures import MEASURES
 from ingest.phantom import write_volume
 from ingest.plan import CheckTask, Entry, MapInputs, Scale, Source, SubjectInputs, Task
 from ingest.problems import BadInput
@@ -223,3 +224,11 @@ def test_nothing_is_stored_for_a_refused_map(write: Write, reference: NDArray[np
     failure = execute(replace(task, parts=(part,)), str(tmp_path / "lake"))
     assert failure is not None and failure.path == "map.nii.gz" and "identity" in failure.reason
     assert not list((tmp_path / "lake").glob("parts/*/*"))
+
+
+def test_an_empty_brain_measures_to_nothing(write: Write, reference: NDArray[np.uint8]) -> None:
+    subject = subject_of(write("reference", reference), write("brain", np.zeros(SHAPE, np.uint8)))
+    found = measurement(write("map", random_map(15)), subject)
+    assert not any(sweep.predicted.any() or sweep.lesion_count.any() for sweep in found.sweeps[0].values())
+    assert MEASURES["voxel_ranking"](found).get_column("auroc").null_count() == 4
+    assert MEASURES["slice_score"](found).is_empty() and MEASURES["lesion_match"](found).is_empty()
