@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""The contracts: study file, protocol, tables and columns, each declared once, and the checks derived from them."""
