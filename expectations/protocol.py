@@ -47,6 +47,7 @@ class Parameters(BaseModel):
     seed: int
     multiverse_replicates: int
     contrast_replicates: int
+    stable_choice_share: float
     interval_level: float
 
 

@@ -37,6 +37,8 @@ Flag = Annotated[bool, Field(strict=True)]
 Labels = Annotated[tuple[Whole, ...], Field(min_length=1)]
 Three = tuple[Whole, Whole, Whole]
 Split = Literal["validation", "test"]
+# Of an id that is declared with several: it becomes part of `method_id`, of part names and of orders.
+TRAINING_SET = r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}"
 SUBJECT_ID = r"(?!\s)[^/\\\x00-\x1f\x7f]{1,128}(?<!\s)"
 
 
@@ -172,6 +174,24 @@ class StudyFile(Declared):
     baseline: tuple[BaselineTable, ...] = ()
     protocol: dict[str, object] = Field(default_factory=dict[str, object])
 
+    @property
+    def primaries(self) -> tuple[MethodTable, ...]:
+        """The entry of each method that takes part in the multiverse: its only one, or that of the primary set."""
+        several, primary = self.several_sets, self.study.primary_training_set
+        return tuple(m for m in self.method if m.id not in several or m.training_set == primary)
+
+    @property
+    def configurations(self) -> tuple[MethodTable, ...]:
+        """The entries of other training sets than the primary one."""
+        several, primary = self.several_sets, self.study.primary_training_set
+        return tuple(m for m in self.method if m.id in several and m.training_set != primary)
+
+    @property
+    def several_sets(self) -> tuple[str, ...]:
+        """Ids that several entries share, in declared order."""
+        ids = [method.id for method in self.method]
+        return tuple(dict.fromkeys(method_id for method_id in ids if ids.count(method_id) > 1))
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -292,20 +312,53 @@ def _study_problems(path: Path, file: StudyFile) -> Iterator[Problem]:
         yield Problem(where, f"protocol.{name}", what, "Mend it or leave it to the default")
     if not file.method and not file.baseline:
         yield Problem(where, "method", "declares no method and no baseline", "Add a [[method]] with id and map")
-    ids = [entry.id for entry in (*file.method, *file.baseline)]
-    for repeated in sorted({i for i in ids if ids.count(i) > 1}):
-        yield Problem(where, "id", f"{repeated!r} is declared twice", "Give every method and baseline its own id")
+    yield from _id_problems(where, file)
     for number, baseline in enumerate(file.baseline):
         if baseline.intensity not in file.files.intensity:
             known = ", ".join(file.files.intensity) or "none"
             found = f"{baseline.intensity!r} is no contrast of [files.intensity] (declared: {known})"
             yield Problem(where, f"baseline[{number}].intensity", found, "Declare the contrast's pattern there")
     declared = {method.training_set for method in file.method}
-    if file.study.primary_training_set not in (None, *declared):
+    if not file.several_sets and file.study.primary_training_set not in (None, *declared):
         found = f"{file.study.primary_training_set!r} is the training_set of no method"
         yield Problem(where, "study.primary_training_set", found, "Name one that a method declares")
     if file.study.sql is not None:
         yield from _folder_problems(path, file.study, file.study.sql)
+
+
+def _id_problems(where: str, file: StudyFile) -> Iterator[Problem]:
+    """Ids that entries share although they are not one method with several training sets."""
+    baselines = [baseline.id for baseline in file.baseline]
+    shared = {i for i in baselines if baselines.count(i) > 1} | (set(baselines) & {method.id for method in file.method})
+    for repeated in sorted(shared):
+        yield Problem(where, "id", f"{repeated!r} is declared twice", "Give every method and baseline its own id")
+    if file.several_sets and file.study.primary_training_set is None:
+        found = f"is missing, and {', '.join(map(repr, file.several_sets))} has several training sets"
+        yield Problem(where, "study.primary_training_set", found, "Name the one whose maps the multiverse compares")
+    for method_id in sorted(file.several_sets):
+        yield from _training_set_problems(where, file, method_id)
+
+
+def _training_set_problems(where: str, file: StudyFile, method_id: str) -> Iterator[Problem]:
+    """What keeps the entries of one id from being one method with several training sets."""
+    names = [method.training_set for method in file.method if method.id == method_id]
+    if None in names:
+        remedy = "Give every method and baseline its own id, or every entry of this id its training_set"
+        found = f"{method_id!r} is declared twice, {names.count(None)} of its {len(names)} entries without training_set"
+        yield Problem(where, "id", found, remedy)
+    declared = [name for name in names if name is not None]
+    for repeated in sorted({name for name in declared if declared.count(name) > 1}):
+        found = f"{method_id!r} is declared twice with the training_set {repeated!r}"
+        yield Problem(where, "id", found, "Give every entry of this id its own training_set")
+    for number, method in enumerate(file.method):
+        name = method.training_set
+        if method.id == method_id and name is not None and not re.fullmatch(TRAINING_SET, name):
+            remedy = f"Use 1 to 64 letters, digits, '.', '_', '+' and '-': {method_id} has several training sets"
+            yield Problem(where, f"method[{number}].training_set", f"found {name!r}", remedy)
+    primary = file.study.primary_training_set
+    if primary is not None and primary not in names:
+        found = f"{primary!r} is the training_set of no entry of {method_id!r}"
+        yield Problem(where, "study.primary_training_set", found, "Name one that every such id has, or declare its maps")
 
 
 def _folder_problems(path: Path, study: StudyTable, sql: str) -> Iterator[Problem]:

@@ -38,7 +38,7 @@ def check_jobs(plan: Plan, quick: bool) -> list[Job]:
         jobs += [CheckTask(None, subject, source, None, quick) for source in subject.sources]
         for entry in plan.entries:
             inputs = plan.maps[entry.method_id, subject.subject_id]
-            if entry.kind == "method":
+            if entry.kind != "baseline":
                 jobs.append(CheckTask(entry, subject, inputs.map, inputs, quick))
             if inputs.own_reference is not None:
                 jobs.append(CheckTask(entry, subject, inputs.own_reference, inputs, quick))

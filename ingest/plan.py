@@ -1,6 +1,6 @@
 """What must be measured: inputs of each subject and method, their fingerprints, and the parts that are missing.
 
-A study becomes entries (methods, then baselines) and subjects; every (entry, subject) is one task. What a part
+A study becomes entries (methods, baselines, then the methods' other training sets) and subjects; every (entry, subject) is one task. What a part
 depends on is declared in `tables.toml`; its fingerprint is made of exactly those ingredients, so that a new method
 measures only itself and a new budget nothing but what uses budgets.
 """
@@ -16,7 +16,7 @@ from expectations.study import MethodTable, Quantiles, Study, Subject, Transform
 from expectations.tables import LakeTable, lake_tables
 
 Role = Literal["map", "own_reference", "reference", "brain", "intensity"]
-Kind = Literal["method", "baseline"]
+Kind = Literal["method", "baseline", "configuration"]
 
 # The version of what is measured as a whole; raise a table's own version in tables.toml where only that table changed.
 MEASURING_VERSION = 1
@@ -72,9 +72,10 @@ class Scale:
 
 @dataclass(frozen=True)
 class Entry:
-    """A method or a baseline: how its maps are stored and scaled."""
+    """A method, a baseline, or a method with another training set: how its maps are stored and scaled."""
 
     method_id: str
+    model_id: str
     kind: Kind
     position: int
     map: str
@@ -92,6 +93,7 @@ class Entry:
     def declaration(self) -> dict[str, object]:
         """What the `method` table says of this entry."""
         return {
+            "model_id": self.model_id,
             "kind": self.kind,
             "position": self.position,
             "family": self.family,
@@ -138,33 +140,45 @@ def plan_study(study: Study) -> Plan:
         study: A study whose declarations are consistent.
 
     Returns:
-        Entries in declared order (methods before baselines), subjects sorted by id, and the files of each pair.
+        Entries in declared order (methods, then baselines, then other training sets, so that adding one of these moves
+        nothing else), subjects sorted by id, and the files of each pair.
     """
     file = study.file
-    methods = [_method_entry(position, method) for position, method in enumerate(file.method)]
+    methods = [_method_entry(position, method) for position, method in enumerate(file.primaries)]
     baselines = [
         _baseline_entry(position, baseline.id, baseline.intensity, study)
         for position, baseline in enumerate(file.baseline, start=len(methods))
     ]
+    others = [
+        _method_entry(position, method, "configuration")
+        for position, method in enumerate(file.configurations, start=len(methods) + len(baselines))
+    ]
+    entries = (*methods, *baselines, *others)
     ordered = sorted(study.subjects, key=lambda subject: subject.subject_id)
     subjects = tuple(_subject_inputs(study, subject) for subject in ordered)
     maps = {
         (entry.method_id, subject.subject_id): _map_inputs(study, entry, subject, inputs)
         for subject, inputs in zip(ordered, subjects, strict=True)
-        for entry in (*methods, *baselines)
+        for entry in entries
     }
-    return Plan(file.study.voxel_size_mm, (*methods, *baselines), subjects, maps, study.protocol.parameters)
+    return Plan(file.study.voxel_size_mm, entries, subjects, maps, study.protocol.parameters)
 
 
-def _method_entry(position: int, method: MethodTable) -> Entry:
+def configuration_id(model_id: str, training_set: str | None) -> str:
+    """The `method_id` of a method with another training set than the primary one; no declared id holds a tilde."""
+    return f"{model_id}~{training_set}"
+
+
+def _method_entry(position: int, method: MethodTable, kind: Kind = "method") -> Entry:
     scale = method.score_scale
     quantiles = scale.quantiles if isinstance(scale, Quantiles) else None
     fixed = Scale("identity", 0.0, 1.0) if scale == "identity" else None
     if isinstance(scale, tuple):
         fixed = Scale("range", scale[0], scale[1])
     return Entry(
-        method_id=method.id,
-        kind="method",
+        method_id=method.id if kind == "method" else configuration_id(method.id, method.training_set),
+        model_id=method.id,
+        kind=kind,
         position=position,
         map=method.map,
         own_reference=method.own_reference,
@@ -182,6 +196,7 @@ def _method_entry(position: int, method: MethodTable) -> Entry:
 def _baseline_entry(position: int, baseline_id: str, contrast: str, study: Study) -> Entry:
     return Entry(
         method_id=baseline_id,
+        model_id=baseline_id,
         kind="baseline",
         position=position,
         map=contrast,

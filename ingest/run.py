@@ -124,7 +124,7 @@ class Ingest:
     def _file_jobs(self) -> list[Job]:
         jobs: list[Job] = []
         for subject in self.plan.subjects:
-            methods = [entry for entry in self.plan.entries if entry.kind == "method"]
+            methods = [entry for entry in self.plan.entries if entry.kind != "baseline"]
             groups: list[tuple[Entry | None, list[Source]]] = [(None, subject.sources)]
             groups += [(entry, self.plan.maps[entry.method_id, subject.subject_id].sources) for entry in methods]
             jobs += [job for entry, sources in groups if (job := self._file_job(entry, subject, sources))]

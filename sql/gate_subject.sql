@@ -8,7 +8,7 @@ with pair as (
     select m.method_id, s.subject_id
     from method as m
     cross join subject as s
-    where m.kind = 'method'
+    where m.kind <> 'baseline'
 ),
 candidate as (
     select

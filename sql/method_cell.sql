@@ -1,4 +1,4 @@
--- One row per universe set, metric (each and `all`), cell and method that takes part: score and weight.
+-- One row per universe set, metric (each and `all`), cell and method or baseline that takes part: score and weight.
 -- key: universe_set, metric_id, cell_id, method_id
 -- columns: score, weight
 -- kind: view
@@ -16,4 +16,5 @@ with weighted as (
 select w.universe_set, unnest([w.metric_id, 'all']) as metric_id, w.cell_id, s.method_id, s.score, w.weight
 from weighted as w
 join cell_score as s using (cell_id)
+join ranked_method as m on m.method_id = s.method_id and m.kind <> 'configuration'
 where s.score is not null

@@ -1,4 +1,4 @@
--- One row per method or baseline: whether it takes part in the marts.
+-- One row per method, baseline, or other training set of a method: whether it takes part in the marts.
 -- key: method_id
 -- columns: kind, position, is_ranked, reason?
 select

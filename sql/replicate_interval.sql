@@ -1,9 +1,14 @@
 -- One row per universe set, statistic, metric (each and `all`) and pair or term: its percentile interval over replicates.
 -- key: universe_set, statistic, metric_id, item
 -- columns: value_low, value_high, n_replicates
-with ranked as (
-    select universe_set, statistic, metric_id, item, list(value order by value) as ordered
+with every_statistic as (
     from replicate_statistic
+    union all by name
+    from configuration_statistic
+),
+ranked as (
+    select universe_set, statistic, metric_id, item, list(value order by value) as ordered
+    from every_statistic
     where replicate > 0
     group by all
 ),

@@ -1,10 +1,12 @@
 """Numerics over lake tables and marts that SQL cannot say well."""
 
 from transforms.catalog import Transform
+from transforms.configurations import configuration_contrast_estimate, configuration_statistic
 from transforms.conformal import conformal_law, conformal_split, exceedance_interval, rule_law
 from transforms.contrasts import contrast_estimate, gap_interval, operating_interval
 from transforms.levels import dropped_level
 from transforms.multiverse import replicate_level, replicate_statistic
+from transforms.selection import configuration_choice
 from transforms.thresholds import calibration_rule
 
 TRANSFORMS: dict[str, Transform] = {
@@ -21,6 +23,9 @@ TRANSFORMS: dict[str, Transform] = {
         contrast_estimate,
         operating_interval,
         gap_interval,
+        configuration_statistic,
+        configuration_contrast_estimate,
+        configuration_choice,
     )
 }
 

@@ -14,6 +14,7 @@ from expectations.protocol import Protocol
 from expectations.tables import Table, columns_of
 
 Inputs = Mapping[str, pl.DataFrame]
+VALUE = "$value"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class _Reader(Mapping[str, pl.DataFrame]):
         self._read, self._queries = read, queries
 
     def __getitem__(self, name: str) -> pl.DataFrame:
-        return self._read(self._queries[name])
+        query, _, value = name.partition(":")
+        return self._read(self._queries[query].replace(VALUE, value))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._queries)
@@ -75,7 +77,8 @@ def declared(
         key: Key columns.
         columns: The other columns; a trailing question mark marks one that may be null.
         inputs: Tables that the function or its queries read, by name.
-        queries: SELECTs over the inputs whose results the function reads, by a name that is no table's.
+        queries: SELECTs over the inputs whose results the function reads, by a name that is no table's. One that holds
+            `$value` is asked for with it: `inputs["curve:2"]` puts 2 in its place.
     """
     table = Table(name, row, tuple(k.rstrip("?") for k in key), columns_of(key, columns))
     return lambda compute: Transform(table, inputs, compute, queries or {})

@@ -44,46 +44,56 @@ from transforms.resampling import (
 AGGREGATIONS = ("mean", "median", "pooled")
 OPERATING_POINTS = ("validation", "test_matched", "equal_burden")
 REFERENCE_SETTING = "reference_id = 'canonical' and support_id = 'brain' and voxel_volume_id = 'true'"
-ENTRY = f"""{TEST_SUBJECT},
+
+def entry_cte(kinds: str) -> str:
+    """SQL that numbers the ranked entries of some kinds, given as a condition."""
+    return f"""{TEST_SUBJECT},
     entry as (
         select method_id, kind, (row_number() over (order by position) - 1)::usmallint as entry
         from ranked_method
-        where is_ranked
+        where is_ranked and {kinds}
     )"""
-QUERIES = {
-    "test_subject": SUBJECT_QUERY,
-    "entry": f"with {ENTRY} from entry order by entry",
-    "curve": f"""
-        with {ENTRY}
-        select e.entry, t.subject, c.level, c.predicted_voxels, c.true_positive_voxels, c.reference_voxels
-        from threshold_curve as c
-        join entry as e using (method_id)
-        join test_subject as t using (subject_id)
-        where {REFERENCE_SETTING} and c.postprocess_id = 'plain'""",
-    "choice": f"""
-        with {ENTRY}
-        select e.entry, c.threshold_rule_id, c.budget_cm3, c.level
-        from threshold_choice as c
-        join entry as e using (method_id)
-        where {REFERENCE_SETTING} and c.status = 'ok' and c.threshold_rule_id in ('validation', 'test_matched')""",
-}
-CONTRAST_QUERIES = QUERIES | {
+
+
+def curve_queries(kinds: str) -> dict[str, str]:
+    """Entries of some kinds with their plain curves and thresholds in the reference setting."""
+    return {
+        "test_subject": SUBJECT_QUERY,
+        "entry": f"with {entry_cte(kinds)} from entry order by entry",
+        "curve": f"""
+            with {entry_cte(kinds)}
+            select e.entry, t.subject, c.level, c.predicted_voxels, c.true_positive_voxels, c.reference_voxels
+            from threshold_curve as c
+            join entry as e using (method_id)
+            join test_subject as t using (subject_id)
+            where {REFERENCE_SETTING} and c.postprocess_id = 'plain'""",
+        "choice": f"""
+            with {entry_cte(kinds)}
+            select e.entry, c.threshold_rule_id, c.budget_cm3, c.level
+            from threshold_choice as c
+            join entry as e using (method_id)
+            where {REFERENCE_SETTING} and c.status = 'ok' and c.threshold_rule_id in ('validation', 'test_matched')""",
+    }
+
+
+COMPARED = entry_cte("kind <> 'configuration'")
+CONTRAST_QUERIES = curve_queries("kind <> 'configuration'") | {
     "lesion": f"""
-        with {ENTRY}
+        with {COMPARED}
         select e.entry, t.subject, c.level, c.hit_iou_10, c.lesion_count
         from lesion_curve as c
         join entry as e using (method_id)
         join test_subject as t using (subject_id)
         where {REFERENCE_SETTING} and c.postprocess_id = 'plain' and c.lesion_definition_id = 'conn6_floor'""",
     "ranking": f"""
-        with {ENTRY}
+        with {COMPARED}
         select e.entry, t.subject, v.auroc, v.average_precision
         from voxel_ranking as v
         join entry as e using (method_id)
         join test_subject as t using (subject_id)
         where v.reference_id = 'canonical' and v.support_id = 'brain'""",
     "histogram": f"""
-        with {ENTRY}
+        with {COMPARED}
         select e.entry, t.subject, h.bin, h.positive_voxels, h.negative_voxels
         from score_histogram as h
         join entry as e using (method_id)
@@ -393,7 +403,7 @@ def _series(name: str, values: Floats) -> pl.Series:
         *("interpolated_interval_kind", "n_replicates"),
     ),
     inputs=CURVE_INPUTS,
-    queries=QUERIES,
+    queries=curve_queries("true"),
 )
 def gap_interval(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
     """Intervals of transfer gaps; `n_replicates` counts the replicates in which the budget can be matched."""

@@ -53,7 +53,19 @@ STANDING = """
         where status = 'ok'
         group by cell_id
     )"""
-SERIES = f"""{STANDING},
+PRIMARIES = "select method_id, position from ranked_method where is_ranked and kind = 'method'"
+# with the other training sets that are levels of the eleventh axis
+DESIGN = """
+    select method_id, position
+    from ranked_method
+    where is_ranked and (kind = 'method' or method_id in (
+        select method_id from configuration join configuration_level using (training_set) where status = 'ok'
+    ))"""
+
+
+def series_cte(members: str) -> str:
+    """SQL that numbers the series of some methods, given as a SELECT of their ids and positions."""
+    return f"""{STANDING},
     series as (
         select
             m.method_id, c.reference_id, c.support_id, c.voxel_volume_id, c.reads_curves, m.legacy_voxel_mm3,
@@ -69,11 +81,14 @@ SERIES = f"""{STANDING},
         ) as c
         cross join (
             select method_id, r.position, m.legacy_voxel_mm3
-            from ranked_method as r join method as m using (method_id)
-            where r.is_ranked and r.kind = 'method'
+            from ({members}) as r join method as m using (method_id)
         ) as m
     )"""
-VISITED = f"""{SERIES}, {TEST_SUBJECT},
+
+
+def visited_cte(members: str) -> str:
+    """SQL of the levels that some point of some methods reads."""
+    return f"""{series_cte(members)}, {TEST_SUBJECT},
     visited as (
         select s.series, {", ".join(f"p.{name}" for name in SERIES_KEY)}, p.level
         from (
@@ -99,7 +114,7 @@ VISITED = f"""{SERIES}, {TEST_SUBJECT},
     )"""
 
 
-def visited_query(table: str, columns: str, condition: str = "true") -> str:
+def visited_query(members: str, table: str, columns: str, condition: str = "true") -> str:
     """SQL of a curve table's rows of the test cohort at every level that some point reads.
 
     The two joins are on the few levels of a series and on the optimum of each subject: one join on every subject's
@@ -107,7 +122,7 @@ def visited_query(table: str, columns: str, condition: str = "true") -> str:
     """
     keys = ", ".join(SERIES_KEY)
     return f"""
-        with {VISITED},
+        with {visited_cte(members)},
         level_read as (
             select v.series, t.subject, v.level as point, c.* exclude ({keys}, subject_id, level)
             from {table} as c
@@ -131,9 +146,14 @@ AXIS_COLUMNS = (
     *("lesion_definition_id", "hit_criterion_id", "aggregation_id", "metric_id"),
 )
 
-SERIES_QUERY = f"with {SERIES} from series order by series"
+
+def series_query(members: str) -> str:
+    """SQL of the series of some methods."""
+    return f"with {series_cte(members)} from series order by series"
+
+
 FALSE_POSITIVE_QUERY = f"""
-    with {SERIES}, {TEST_SUBJECT}
+    with {series_cte(DESIGN)}, {TEST_SUBJECT}
     select
         s.series, t.subject, c.level,
         c.predicted_voxels - c.true_positive_voxels as false_positive_voxels
@@ -142,55 +162,76 @@ FALSE_POSITIVE_QUERY = f"""
     join test_subject as t using (subject_id)
     where s.reads_curves and c.postprocess_id = 'plain'
         and 'test_matched' in (select threshold_rule_id from standing join cell using (cell_id))"""
-MULTIVERSE_QUERIES = {
-    "series": SERIES_QUERY,
-    "test_subject": SUBJECT_QUERY,
-    "standing_cell": f"with {STANDING} select * exclude (multiplicity) from standing join cell using (cell_id)",
-    "cell_level": f"""
-        with entry as (
+
+
+def multiverse_queries(members: str) -> dict[str, str]:
+    """All that the replicates of some methods read, by name.
+
+    Args:
+        members: A SELECT of the methods' `method_id` and `position`.
+    """
+    return {
+        "series": series_query(members),
+        "test_subject": SUBJECT_QUERY,
+        "primary_score": """
+            select s.cell_id, s.method_id, s.metric_id, s.score
+            from cell_score as s
+            join ranked_method as m on m.method_id = s.method_id and m.kind <> 'configuration'""",
+        "standing_cell": f"with {STANDING} select * exclude (multiplicity) from standing join cell using (cell_id)",
+        "cell_level": f"""
+            with entry as (
+                select
+                    u.cell_id, u.is_defensible,
+                    unnest({list(AXIS_COLUMNS)}) as axis_column,
+                    unnest([{", ".join("b.level_id" if name == "budget_cm3" else f"u.{name}" for name in AXIS_COLUMNS)}])
+                        as level_id
+                from universe as u
+                join budget as b using (budget_cm3)
+                where u.status = 'ok'
+            )
             select
-                u.cell_id, u.is_defensible,
-                unnest({list(AXIS_COLUMNS)}) as axis_column,
-                unnest([{", ".join("b.level_id" if name == "budget_cm3" else f"u.{name}" for name in AXIS_COLUMNS)}])
-                    as level_id
-            from universe as u
-            join budget as b using (budget_cm3)
-            where u.status = 'ok'
-        )
-        select
-            cell_id, axis_column, level_id,
-            count_if(is_defensible)::integer as weight_defensible, count(*)::integer as weight_all
-        from entry
-        group by all""",
-    "curve_point": visited_query("threshold_curve", "p.predicted_voxels, p.true_positive_voxels, p.reference_voxels"),
-    "lesion_point": visited_query(
-        "lesion_curve",
-        f"""
-            (select position from axis_level as d
-                where d.axis_column = 'lesion_definition_id' and d.level_id = p.lesion_definition_id)::utinyint
-                as definition,
-            {", ".join(f"p.hit_{criterion}" for criterion in CRITERIA)}, p.lesion_count""",
-        "c.lesion_count > 0 and c.lesion_definition_id in"
-        " (select level_id from axis_level where axis_column = 'lesion_definition_id')",
-    ),
-    "ranking": f"""
-        with {SERIES}, {TEST_SUBJECT}
-        select
-            s.series, t.subject, v.auroc, v.average_precision, r.auroc as slice_auroc,
-            1 - r.placement_sum / nullif(r.matched_count, 0) as slice_aroc,
-            r.placement_sum, r.matched_count
-        from series as s
-        cross join test_subject as t
-        left join voxel_ranking as v using (method_id, subject_id, reference_id, support_id)
-        left join slice_ranking as r using (method_id, subject_id, reference_id, support_id)
-        where s.voxel_volume_id = 'true'""",
-}
+                cell_id, axis_column, level_id,
+                count_if(is_defensible)::integer as weight_defensible, count(*)::integer as weight_all
+            from entry
+            group by all""",
+        "curve_point": visited_query(
+            members, "threshold_curve", "p.predicted_voxels, p.true_positive_voxels, p.reference_voxels"
+        ),
+        "lesion_point": visited_query(
+            members,
+            "lesion_curve",
+            f"""
+                (select position from axis_level as d
+                    where d.axis_column = 'lesion_definition_id' and d.level_id = p.lesion_definition_id)::utinyint
+                    as definition,
+                {", ".join(f"p.hit_{criterion}" for criterion in CRITERIA)}, p.lesion_count""",
+            "c.lesion_count > 0 and c.lesion_definition_id in"
+            " (select level_id from axis_level where axis_column = 'lesion_definition_id')",
+        ),
+        "ranking": f"""
+            with {series_cte(members)}, {TEST_SUBJECT}
+            select
+                s.series, t.subject, v.auroc, v.average_precision, r.auroc as slice_auroc,
+                1 - r.placement_sum / nullif(r.matched_count, 0) as slice_aroc,
+                r.placement_sum, r.matched_count
+            from series as s
+            cross join test_subject as t
+            left join voxel_ranking as v using (method_id, subject_id, reference_id, support_id)
+            left join slice_ranking as r using (method_id, subject_id, reference_id, support_id)
+            where s.voxel_volume_id = 'true'""",
+        **{
+            f"{kind} {reference} {support}": query(members, reference, support)
+            for kind, query in (("histogram", histogram_query), ("slice", slice_query))
+            for reference in ("canonical", "own_mapped", "round_trip")
+            for support in ("brain", "brain_in_view")
+        },
+    }
 
 
-def histogram_query(reference_id: str, support_id: str) -> str:
+def histogram_query(members: str, reference_id: str, support_id: str) -> str:
     """SQL of the score histograms of the test cohort for one reference and support."""
     return f"""
-        with {SERIES}, {TEST_SUBJECT}
+        with {series_cte(members)}, {TEST_SUBJECT}
         select s.series, t.subject, h.bin, h.positive_voxels, h.negative_voxels
         from score_histogram as h
         join series as s using (method_id, reference_id, support_id)
@@ -198,23 +239,16 @@ def histogram_query(reference_id: str, support_id: str) -> str:
         where h.reference_id = '{reference_id}' and h.support_id = '{support_id}' and s.voxel_volume_id = 'true'"""
 
 
-def slice_query(reference_id: str, support_id: str) -> str:
+def slice_query(members: str, reference_id: str, support_id: str) -> str:
     """SQL of the slices of the test cohort for one reference and support."""
     return f"""
-        with {SERIES}, {TEST_SUBJECT}
+        with {series_cte(members)}, {TEST_SUBJECT}
         select s.series, t.subject, x.score_max, x.reference_voxels_{reference_id} > 0 as is_positive
         from slice_score as x
         join series as s using (method_id, support_id)
         join test_subject as t using (subject_id)
         where s.reference_id = '{reference_id}' and x.support_id = '{support_id}' and s.voxel_volume_id = 'true'
             and x.reference_voxels_{reference_id} is not null"""
-
-
-def _gridded(query: Any) -> dict[str, str]:
-    """A query for every reference and support, by kind and levels."""
-    kind = query.__name__.removesuffix("_query")
-    grid = [(r, s) for r in ("canonical", "own_mapped", "round_trip") for s in ("brain", "brain_in_view")]
-    return {f"{kind} {reference} {support}": query(reference, support) for reference, support in grid}
 
 
 def by_series(frame: pl.DataFrame) -> dict[int, pl.DataFrame]:
@@ -228,8 +262,11 @@ def by_series(frame: pl.DataFrame) -> dict[int, pl.DataFrame]:
     "test subjects, none where even level 0 keeps the budget.",
     key=("method_id", "reference_id", "support_id", "voxel_volume_id", "budget_cm3", "replicate"),
     columns=("level?",),
-    inputs=("universe", "cell", "ranked_method", "method", "cohort_subject", "subject", "threshold_curve"),
-    queries={"series": SERIES_QUERY, "test_subject": SUBJECT_QUERY, "false_positive": FALSE_POSITIVE_QUERY},
+    inputs=(
+        *("universe", "cell", "ranked_method", "method", "cohort_subject", "subject", "threshold_curve"),
+        *("configuration", "configuration_level"),
+    ),
+    queries={"series": series_query(DESIGN), "test_subject": SUBJECT_QUERY, "false_positive": FALSE_POSITIVE_QUERY},
 )
 def replicate_level(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
     """Test-matched levels of every replicate, replicate 0 (every subject once) first."""
@@ -295,18 +332,23 @@ class _Cells:
         return np.stack([numbers(self.rows, f"weight_{one}").astype(np.float64) for one in UNIVERSE_SETS])
 
 
-class _Multiverse:
-    """The multiverse of one release as the replicates need it: cells, series, and their measurements."""
+class Multiverse:
+    """The multiverse of one release as the replicates need it: cells, series, and their measurements.
 
-    def __init__(self, protocol: Protocol, inputs: Inputs) -> None:
+    Args:
+        protocol: The protocol under the study's overrides.
+        inputs: The results of `multiverse_queries`, with `threshold_choice` and `replicate_level`.
+        methods: Ids of the methods, in order.
+    """
+
+    def __init__(self, protocol: Protocol, inputs: Inputs, methods: Sequence[str]) -> None:
         self.protocol, self.inputs = protocol, inputs
         self.resample = draw(
             inputs["test_subject"].height, protocol.parameters.multiverse_replicates, protocol.parameters.seed
         )
         series = inputs["series"].select(*SERIES_KEY, "series").iter_rows()
         self.series_number = {(str(m), str(r), str(s), str(v)): int(number) for m, r, s, v, number in series}
-        ranked = inputs["ranked_method"].filter(pl.col("is_ranked") & (pl.col("kind") == "method"))
-        self.methods = [str(m) for m in ranked.sort("position").get_column("method_id")]
+        self.methods = list(methods)
         self.levels = [(axis.column, level.id) for axis in protocol.axes for level in axis.levels]
         self.curves = by_series(inputs["curve_point"])
         self.lesions = by_series(inputs["lesion_point"])
@@ -398,7 +440,7 @@ def _fill_threshold_free(cells: pl.DataFrame, result: Floats, scores: Mapping[tu
 class _Series:
     """One method under one reference, support and voxel volume: its points, and scores at them."""
 
-    def __init__(self, multiverse: _Multiverse, method: str, key: tuple[str, str, str]) -> None:
+    def __init__(self, multiverse: Multiverse, method: str, key: tuple[str, str, str]) -> None:
         self.multiverse, self.key = multiverse, (method, *key)
         self.number = multiverse.number(method, key)
 
@@ -616,14 +658,20 @@ class Marginals:
         return {name: divided(value, total) for name, value in terms.items()}
 
 
-class _Tally:
-    """Counts of orders and marginal sums, added to group by group."""
+class Tally:
+    """Counts of orders and marginal sums, added to group by group.
 
-    def __init__(self, multiverse: _Multiverse, centres: Floats) -> None:
+    Args:
+        multiverse: Whose cells will be added.
+        centres: What is subtracted from the scores of each metric.
+        pairs: Positions of the methods whose orders are counted.
+    """
+
+    def __init__(self, multiverse: Multiverse, centres: Floats, pairs: Sequence[tuple[int, int]]) -> None:
         protocol, methods = multiverse.protocol, len(multiverse.methods)
         self.tolerance, self.centres = protocol.parameters.tie_tolerance, centres
         self.metrics = protocol.level_ids("metric_id")
-        self.pairs = np.array(list(combinations(range(methods), 2)), np.int64).reshape(-1, 2)
+        self.pairs = np.array(pairs, np.int64).reshape(-1, 2)
         sets, metrics, levels = len(UNIVERSE_SETS), len(self.metrics), len(multiverse.levels)
         replicates = len(multiverse.resample.counts)
         self.orders = np.zeros((sets, metrics, len(self.pairs), 4, replicates))
@@ -631,6 +679,19 @@ class _Tally:
         self.squares = np.zeros((sets, metrics, replicates))
         self.counts = np.zeros((sets, metrics, levels))
         self.axes = _axis_places(protocol)
+
+    @staticmethod
+    def of(multiverse: Multiverse, centres: Floats, pairs: Sequence[tuple[int, int]]) -> "Tally":
+        """The tally of a whole multiverse."""
+        tally = Tally(multiverse, centres, pairs)
+        for key, cells in multiverse.groups():
+            tally.add(cells, multiverse.scores(key, cells))
+        return tally
+
+    def groups(self, universe_set: int) -> dict[str, list[int]]:
+        """Metrics that have a universe, each and `all`, by name; empty without any."""
+        present: list[int] = np.flatnonzero(self.counts[universe_set].sum(axis=1)).tolist()
+        return {self.metrics[metric]: [metric] for metric in present} | {"all": present} if present else {}
 
     def add(self, cells: _Cells, scores: Floats) -> None:
         """Add the cells of a group, scored as methods x cells x replicates."""
@@ -690,41 +751,40 @@ def _axis_places(protocol: Protocol) -> dict[str, slice]:
         *("threshold_choice", "subject_threshold", "replicate_level", "threshold_curve", "lesion_curve"),
         *("voxel_ranking", "slice_ranking", "score_histogram", "slice_score"),
     ),
-    queries=MULTIVERSE_QUERIES | _gridded(histogram_query) | _gridded(slice_query),
+    queries=multiverse_queries(PRIMARIES),
 )
 def replicate_statistic(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
     """Flip shares, the largest of them, and variance shares of every replicate."""
     empty = replicate_statistic.table.frame()
-    multiverse = _Multiverse(protocol, inputs)
-    if not multiverse.methods or multiverse.resample.shape[1] == 0:
+    ranked = inputs["ranked_method"].filter(pl.col("is_ranked") & (pl.col("kind") == "method"))
+    methods = [str(m) for m in ranked.sort("position").get_column("method_id")]
+    multiverse = Multiverse(protocol, inputs, methods)
+    if not methods or multiverse.resample.shape[1] == 0:
         return empty
-    tally = _Tally(multiverse, _centres(protocol, inputs["cell_score"]))
-    for key, cells in multiverse.groups():
-        tally.add(cells, multiverse.scores(key, cells))
-    return pl.concat([empty, *_statistics(tally, multiverse.methods)])
+    pairs = list(combinations(range(len(methods)), 2))
+    tally = Tally.of(multiverse, metric_centres(protocol, inputs["primary_score"]), pairs)
+    return pl.concat([empty, *_statistics(tally, methods)])
 
 
-def _centres(protocol: Protocol, scores: pl.DataFrame) -> Floats:
+def metric_centres(protocol: Protocol, scores: pl.DataFrame) -> Floats:
     """Mean score of each metric over its cells, 0 for a metric without scores."""
     means = dict(scores.sort("cell_id", "method_id").group_by("metric_id").agg(pl.col("score").mean()).iter_rows())
     return np.round([means.get(metric) or 0.0 for metric in protocol.level_ids("metric_id")], 6)
 
 
-def _statistics(tally: _Tally, methods: Sequence[str]) -> Iterator[pl.DataFrame]:
+def _statistics(tally: Tally, methods: Sequence[str]) -> Iterator[pl.DataFrame]:
     for place, universe_set in enumerate(UNIVERSE_SETS):
-        present = np.flatnonzero(tally.counts[place].sum(axis=1)).tolist()
-        groups = {tally.metrics[metric]: [metric] for metric in present}
-        for name, metrics in (groups | {"all": present}).items() if present else ():
+        for name, metrics in tally.groups(place).items():
             flips = tally.flips(place, metrics)
             for pair, share in zip(tally.pairs.tolist(), flips, strict=True):
-                yield _rows(universe_set, "flip_share", name, f"{methods[pair[0]]}|{methods[pair[1]]}", share)
+                yield statistic_rows(universe_set, "flip_share", name, f"{methods[pair[0]]}|{methods[pair[1]]}", share)
             if len(flips):
-                yield _rows(universe_set, "phi_max", name, "", flips.max(axis=0))
+                yield statistic_rows(universe_set, "phi_max", name, "", flips.max(axis=0))
             for term, share in tally.marginals(place, metrics).shares(tally.axes).items():
-                yield _rows(universe_set, "variance_share", name, term, share)
+                yield statistic_rows(universe_set, "variance_share", name, term, share)
 
 
-def _rows(universe_set: str, statistic: str, metric_id: str, item: str, value: Floats) -> pl.DataFrame:
+def statistic_rows(universe_set: str, statistic: str, metric_id: str, item: str, value: Floats) -> pl.DataFrame:
     """Replicates of one statistic; where it is undefined it is left out."""
     frame = pl.DataFrame({"replicate": np.arange(len(value)), "value": value}).filter(pl.col("value").is_finite())
     names = {"universe_set": universe_set, "statistic": statistic, "metric_id": metric_id, "item": item}

@@ -180,7 +180,7 @@ def own_tables(methods: Sequence[str], subjects: Sequence[str]) -> Iterator[tupl
             pl.DataFrame([row], lake_tables()["subject"].column_names, orient="row"),
         )
     for place, method_id in enumerate(methods):
-        row = (method_id, "method", place, None, None, 1.1, "{}")
+        row = (method_id, method_id, "method", place, None, None, 1.1, "{}")
         yield "method", owner(method_id, None), pl.DataFrame([row], lake_tables()["method"].column_names, orient="row")
 
 

@@ -227,6 +227,7 @@ OTHER_VALUES: dict[str, object] = {
     "conformal_split_sizes": [5],
     "multiverse_replicates": 50,
     "contrast_replicates": 50,
+    "stable_choice_share": 0.9,
     "interval_level": 0.9,
 }
 
