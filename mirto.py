@@ -341,16 +341,17 @@ def plan(
     from expectations.study import load_study
     from transforms.conformal import plan_table, planned_universes
 
-    chosen, lacking = protocol(), list[tuple[str, str]]()
+    chosen, lacking, training_sets = protocol(), list[tuple[str, str]](), list[str]()
     if study is not None:
         loaded = load_study(study)
         chosen = loaded.protocol
         validation = sum(subject.split == "validation" for subject in loaded.subjects)
         test = len(loaded.subjects) - validation
-        if not all(method.legacy_voxel_mm3 for method in loaded.file.method):
+        if not all(method.legacy_voxel_mm3 for method in loaded.file.primaries):
             lacking.append(("voxel_volume_id", "legacy"))
-        if not all(method.own_reference for method in loaded.file.method):
+        if not all(method.own_reference for method in loaded.file.primaries):
             lacking.append(("reference_id", "own_mapped"))
+        training_sets += _training_sets(loaded)
     rows = plan_table(validation, test, chosen.parameters.rcps_delta)
     title = f"Share of scans above their budget, with {validation} validation and {test} test subjects"
     shown = rows.select(PLAN_COLUMNS.keys()).iter_rows()
@@ -359,6 +360,24 @@ def plan(
     out.print(f"Universes per method: {universes['all']:,}, of them {universes['defensible']:,} defensible.")
     for column, level in lacking:
         out.print(f"  {column} {level} is lacking: not every method declares what it needs.", style="dim")
+    for line in training_sets:
+        out.print(line, markup=False, soft_wrap=True)
+
+
+def _training_sets(study: Study) -> list[str]:
+    """What the eleventh axis will be, in words; nothing where no method has several training sets."""
+    file = study.file
+    if not file.configurations:
+        return []
+    names = dict.fromkeys(method.training_set for method in (*file.primaries, *file.configurations))
+    models = {method.id for method in file.method}
+    shared = [str(name) for name in names if name and {m.id for m in file.method if m.training_set == name} == models]
+    axis = f"{', '.join(shared)}" if len(shared) > 1 else "none, as no two are shared by all methods"
+    return [
+        f"Training sets: the multiverse compares {file.study.primary_training_set};"
+        f" {len(file.configurations)} other sets of maps stand beside it.",
+        f"  Levels of the training set as an eleventh axis: {axis}.",
+    ]
 
 
 def _ingest(study: Study, lake: Path, workers: int, scheduler: str | None) -> Report:

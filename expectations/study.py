@@ -358,7 +358,7 @@ def _training_set_problems(where: str, file: StudyFile, method_id: str) -> Itera
     primary = file.study.primary_training_set
     if primary is not None and primary not in names:
         found = f"{primary!r} is the training_set of no entry of {method_id!r}"
-        yield Problem(where, "study.primary_training_set", found, "Name one that every such id has, or declare its maps")
+        yield Problem(where, "study.primary_training_set", found, "Name one that every such id has")
 
 
 def _folder_problems(path: Path, study: StudyTable, sql: str) -> Iterator[Problem]:

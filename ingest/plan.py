@@ -1,8 +1,8 @@
 """What must be measured: inputs of each subject and method, their fingerprints, and the parts that are missing.
 
-A study becomes entries (methods, baselines, then the methods' other training sets) and subjects; every (entry, subject) is one task. What a part
-depends on is declared in `tables.toml`; its fingerprint is made of exactly those ingredients, so that a new method
-measures only itself and a new budget nothing but what uses budgets.
+A study becomes entries (methods, baselines, then other training sets of the methods) and subjects; every (entry,
+subject) is one task. What a part depends on is declared in `tables.toml`; its fingerprint is made of exactly those
+ingredients, so that a new method measures only itself and a new budget nothing but what uses budgets.
 """
 
 import json

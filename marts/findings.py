@@ -64,6 +64,7 @@ QUESTIONS = (
         join ranked_method as m using (method_id)
         cross join protocol
         where o.postprocess_id = 'plain' and o.budget_cm3 = protocol.reference_budget_cm3
+            and m.kind <> 'configuration'
             and o.threshold_rule_id in ('validation', 'crc_10', 'test_matched')
         order by m.position, o.threshold_rule_id desc
         """,
@@ -121,6 +122,59 @@ QUESTIONS = (
         select axis_column as axis, level_id as level, reason
         from dropped_level
         order by position
+        """,
+    ),
+    Question(
+        "Which training set? (each rule on its own cohort)",
+        "How often resampled cohorts repeat the choice, and the mean test Dice that it gives away against the best"
+        " training set of the method. A rule on test is a diagnostic, never a way to choose.",
+        """
+        select
+            s.model_id as method, s.selection_rule_id as rule,
+            s.training_set as choice,
+            format('{:.1f} %', 100 * s.choice_share) as repeated,
+            case when s.is_stable then 'stable' else 'unstable' end as label,
+            format('{:.3f}', s.test_regret) as regret,
+            format('{:.3f} [{:.3f}, {:.3f}]', s.regret_mean, s.regret_low, s.regret_high) as "over resamples"
+        from selection as s
+        join configuration as c on c.method_id = s.model_id
+        where s.status <> 'unavailable'
+        order by s.position, c.position
+        """,
+    ),
+    Question(
+        "Orders with other training sets (defensible universes)",
+        "Share of universes in which the methods come in another order than with the primary training set.",
+        """
+        select
+            configuration_set as "set",
+            format('{:.1f} %', 100 * max(share) filter (metric_id = 'all')) as "all metrics",
+            format('{:.1f} %', 100 * max(share) filter (metric_id = 'dice')) as "Dice",
+            format('{:.1f} %', 100 * max(share) filter (metric_id = 'lesion_sensitivity')) as "lesion sens.",
+            format('{:.1f} %', 100 * max(share) filter (metric_id = 'voxel_auroc')) as "voxel AUROC",
+            format('{:.1f} %', 100 * max(share) filter (metric_id = 'voxel_ap')) as "voxel AP",
+            format('{:.1f} %', 100 * max(share) filter (metric_id = 'slice_auroc')) as "slice AUROC",
+            format('{:.1f} %', 100 * max(share) filter (metric_id = 'slice_aroc')) as "slice AROC",
+            max(universe_count) as universes, max(unscored_count) as "left out"
+        from configuration_order
+        where universe_set = 'defensible' and configuration_set in (
+            select m.configuration_set
+            from configuration_member as m
+            join configuration as c on c.method_id = m.method_id and not c.is_primary
+        )
+        group by configuration_set
+        order by configuration_set
+        """,
+    ),
+    Question(
+        "Training sets that are no level of the eleventh axis",
+        "The variance with the training set as an axis is balanced: every method must have the training set, with a"
+        " score wherever the primary maps have one.",
+        """
+        select universe_set as universes, training_set as "training set", reason
+        from configuration_level
+        where status <> 'ok'
+        order by position, universes
         """,
     ),
 )

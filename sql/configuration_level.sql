@@ -1,7 +1,8 @@
--- One row per training set: whether it is a level of the eleventh axis, which every model must have, scored throughout.
--- key: training_set
+-- One row per universe set and training set: whether it is a level of the eleventh axis there, or why not.
+-- key: universe_set, training_set
 -- columns: position, model_count, status, reason?
 with model as (
+    -- a level is balanced: every model has its maps, with a score in every universe that the primary maps score
     select model_id, model_position
     from configuration
     where is_primary and is_ranked
@@ -19,14 +20,6 @@ owned as (
     left join configuration as c
         on c.training_set = l.training_set and c.model_id = m.model_id and c.is_ranked
 ),
-hole as (
-    -- universes that the primary maps score and these do not
-    select o.training_set, o.method_id, o.model_position, count(*) as universe_count
-    from owned as o
-    join cell_score as s on s.method_id = o.method_id and s.score is null
-    join universe as u on u.cell_id = s.cell_id and u.status = 'ok'
-    group by all
-),
 counted as (
     select
         training_set,
@@ -36,24 +29,37 @@ counted as (
     from owned
     group by training_set
 ),
+missing_cell as (
+    select o.training_set, o.method_id, o.model_position, s.cell_id
+    from owned as o
+    join cell_score as s on s.method_id = o.method_id and s.score is null
+),
+hole as (
+    select
+        training_set, method_id, model_position,
+        unnest(case when u.is_defensible then ['all', 'defensible'] else ['all'] end) as universe_set
+    from missing_cell
+    join universe as u using (cell_id)
+    where u.status = 'ok'
+),
 holed as (
     select
-        training_set,
+        universe_set, training_set,
         string_agg(
             format('{} has no score in {:d} universes that the primary maps score', method_id, universe_count), '; '
             order by model_position
         ) as holes
-    from hole
-    group by training_set
+    from (select universe_set, training_set, method_id, model_position, count(*) as universe_count from hole group by all)
+    group by universe_set, training_set
 )
 select
-    l.training_set, l.position,
+    x.universe_set, l.training_set, l.position,
     coalesce(c.model_count, 0) as model_count,
-    case when coalesce(c.absence, h.holes) is null and c.model_count > 0 then 'ok' else 'unavailable' end as status,
     case
-        when c.model_count is null then 'no model takes part'
-        else coalesce(c.absence, h.holes)
-    end as reason
+        when c.model_count > 0 and coalesce(c.absence, h.holes) is null then 'ok' else 'unavailable'
+    end as status,
+    case when c.model_count is null then 'no model takes part' else coalesce(c.absence, h.holes) end as reason
 from level as l
+cross join (values ('all'), ('defensible')) as x(universe_set)
 left join counted as c using (training_set)
-left join holed as h using (training_set)
+left join holed as h using (universe_set, training_set)

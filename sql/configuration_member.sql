@@ -14,7 +14,7 @@ model as (
     where is_primary
 ),
 common as (
-    select training_set
+    select distinct training_set
     from configuration_level
     where model_count = (select count(*) from model)
 ),

@@ -4,16 +4,16 @@
 -- columns: sum_of_squares, share?, share_low?, share_high?, level_count?
 with level as (
     -- balanced over the training sets that every model has with a score in every universe (see configuration_level): at
-    -- least two; their mean is over all of them, so the method share is not that of the primary maps in variance_share
-    select training_set
+    -- least two; means are over all of them, so the method share is not that of the primary maps in variance_share
+    select universe_set, training_set
     from configuration_level
     where status = 'ok'
-        and (select count(*) from configuration_level where status = 'ok') > 1
+    qualify count(*) over (partition by universe_set) > 1
 ),
 member as (
-    select c.model_id, c.training_set, c.method_id
+    select l.universe_set, c.model_id, c.training_set, c.method_id
     from configuration as c
-    join level using (training_set)
+    join level as l using (training_set)
     where c.is_ranked
 ),
 standing as (
@@ -62,7 +62,7 @@ level_sum as (
             sum(w.weight) as n
         from member as m
         join cell_score as s using (method_id)
-        join level_weight as w on w.cell_id = s.cell_id
+        join level_weight as w on w.cell_id = s.cell_id and w.universe_set = m.universe_set
         group by all
     )
 ),
@@ -104,7 +104,7 @@ total as (
         fsum(w.weight * (s.score - g.mean) ** 2) as sum_of_squares
     from (select universe_set, cell_id, unnest([metric_id, 'all']) as metric_group, weight from cell_weight) as w
     join cell_score as s on s.cell_id = w.cell_id
-    join member as m on m.method_id = s.method_id
+    join member as m on m.method_id = s.method_id and m.universe_set = w.universe_set
     join grand as g on g.universe_set = w.universe_set and g.metric_group = w.metric_group
     group by all
 ),

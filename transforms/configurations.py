@@ -33,8 +33,7 @@ METRICS = ("dice", "voxel_auroc", "voxel_ap")
 MEMBERS = """
     select method_id, model_position as position
     from configuration
-    join configuration_level using (training_set)
-    where configuration_level.status = 'ok' and is_ranked and configuration_level.position = $value"""
+    where is_ranked and training_set in (select training_set from configuration_level where position = $value)"""
 QUERIES = multiverse_queries(MEMBERS)
 
 
@@ -70,29 +69,38 @@ class _TrainingSet(Mapping[str, pl.DataFrame]):
 def configuration_statistic(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
     """Variance shares of every replicate, balanced over training sets; no rows below two of them."""
     empty = configuration_statistic.table.frame()
-    levels = inputs["configuration_level"].filter(status="ok").sort("position").get_column("position").to_list()
-    if len(levels) < 2 or inputs[f"test_subject:{levels[0]}"].is_empty():
+    levels = inputs["configuration_level"].filter(status="ok").sort("position")
+    levels = levels.filter(pl.len().over("universe_set") > 1)
+    positions = levels.get_column("position").unique(maintain_order=True).to_list()
+    if not positions or inputs[f"test_subject:{positions[0]}"].is_empty():
         return empty
-    centres = metric_centres(protocol, inputs[f"primary_score:{levels[0]}"])
-    tallies = [_tally(protocol, inputs, level, centres) for level in levels]
-    return pl.concat([empty, *_statistics(tallies)])
+    centres = metric_centres(protocol, inputs[f"primary_score:{positions[0]}"])
+    tallies = {position: _tally(protocol, inputs, position, centres) for position in positions}
+    balanced = {name: [tallies[place] for place in _positions(levels, name)] for name in UNIVERSE_SETS}
+    return pl.concat([empty, *_statistics(balanced)])
 
 
-def _tally(protocol: Protocol, inputs: Inputs, level: int, centres: Floats) -> Tally:
+def _positions(levels: pl.DataFrame, universe_set: str) -> list[int]:
+    """Training sets that are levels of the axis in a universe set."""
+    return levels.filter(universe_set=universe_set).get_column("position").to_list()
+
+
+def _tally(protocol: Protocol, inputs: Inputs, position: int, centres: Floats) -> Tally:
     """Marginal sums under one training set; its measurements are let go of before the next."""
-    methods = [str(m) for m in inputs[f"member:{level}"].get_column("method_id")]
-    return Tally.of(Multiverse(protocol, _TrainingSet(inputs, level), methods), centres, [])
+    methods = [str(m) for m in inputs[f"member:{position}"].get_column("method_id")]
+    return Tally.of(Multiverse(protocol, _TrainingSet(inputs, position), methods), centres, [])
 
 
-def _statistics(tallies: Sequence[Tally]) -> Iterator[pl.DataFrame]:
-    first = tallies[0]
-    end = max(place.stop for place in first.axes.values())
-    axes = first.axes | {AXIS: slice(end, end + len(tallies))}
+def _statistics(balanced: Mapping[str, Sequence[Tally]]) -> Iterator[pl.DataFrame]:
+    """Variance shares of every universe set over its training sets."""
     for place, universe_set in enumerate(UNIVERSE_SETS):
-        for name, metrics in first.groups(place).items():
+        tallies = balanced[universe_set]
+        for name, metrics in tallies[0].groups(place).items() if tallies else ():
+            axes = tallies[0].axes
+            end = max(levels.stop for levels in axes.values())
             parts = [tally.marginals(place, metrics) for tally in tallies]
-            joined = with_training_sets(parts, next(iter(first.axes.values())))
-            for term, share in joined.shares(axes).items():
+            joined = with_training_sets(parts, next(iter(axes.values())))
+            for term, share in joined.shares(axes | {AXIS: slice(end, end + len(tallies))}).items():
                 yield statistic_rows(universe_set, "configuration_variance", name, term, share)
 
 
@@ -164,7 +172,8 @@ def configuration_contrast_estimate(protocol: Protocol, inputs: Inputs) -> pl.Da
         models = list(part.select("model_id", "method_id").iter_rows())
         for (model_a, a), (model_b, b) in combinations(models, 2):
             for metric in METRICS:
-                point = ("validation", parameters.reference_budget_cm3) if metric == "dice" else ("threshold_free", None)
+                budget = parameters.reference_budget_cm3 if metric == "dice" else None
+                point = ("threshold_free" if budget is None else "validation", budget)
                 found = _contrast(means[a, metric], means[b, metric], parameters.interval_level)
                 rows.append((training_set, model_a, model_b, metric, *point, *found))
     return configuration_contrast_estimate.table.frame(rows)

@@ -45,6 +45,7 @@ AGGREGATIONS = ("mean", "median", "pooled")
 OPERATING_POINTS = ("validation", "test_matched", "equal_burden")
 REFERENCE_SETTING = "reference_id = 'canonical' and support_id = 'brain' and voxel_volume_id = 'true'"
 
+
 def entry_cte(kinds: str) -> str:
     """SQL that numbers the ranked entries of some kinds, given as a condition."""
     return f"""{TEST_SUBJECT},

@@ -145,6 +145,7 @@ AXIS_COLUMNS = (
     *("reference_id", "support_id", "voxel_volume_id", "threshold_rule_id", "budget_cm3", "postprocess_id"),
     *("lesion_definition_id", "hit_criterion_id", "aggregation_id", "metric_id"),
 )
+LEVEL_COLUMNS = tuple("b.level_id" if name == "budget_cm3" else f"u.{name}" for name in AXIS_COLUMNS)
 
 
 def series_query(members: str) -> str:
@@ -183,8 +184,7 @@ def multiverse_queries(members: str) -> dict[str, str]:
                 select
                     u.cell_id, u.is_defensible,
                     unnest({list(AXIS_COLUMNS)}) as axis_column,
-                    unnest([{", ".join("b.level_id" if name == "budget_cm3" else f"u.{name}" for name in AXIS_COLUMNS)}])
-                        as level_id
+                    unnest([{", ".join(LEVEL_COLUMNS)}]) as level_id
                 from universe as u
                 join budget as b using (budget_cm3)
                 where u.status = 'ok'

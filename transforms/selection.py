@@ -10,6 +10,7 @@ choice of the threshold included.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import polars as pl
@@ -19,6 +20,7 @@ from transforms.catalog import Inputs, declared
 from transforms.contrasts import REFERENCE_SETTING, Curve
 from transforms.replicates import dense, dice_values, mean_and_median, numbers
 from transforms.resampling import (
+    Flags,
     Floats,
     Integers,
     Resample,
@@ -48,35 +50,47 @@ class Candidate:
         hits: Lesions hit at IoU 0.10, levels x subjects.
         lesions: Lesions above the floor, by subject.
         precision: Average precision by subject; NaN without reference voxels.
+        parameters: Of the protocol.
+        voxel_mm3: Volume of a voxel.
     """
 
     curve: Curve
     hits: Floats
     lesions: Floats
     precision: Floats
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What criteria take from the protocol."""
-
     parameters: Parameters
     voxel_mm3: float
 
+    @cached_property
+    def dice(self) -> Floats:
+        """Dice of the subjects that have one, levels x subjects, rounded so that its sums are exact."""
+        values = self._dice[:, self.has_dice]
+        return exact(values, values.shape[1])
 
-Criterion = Callable[[Candidate, Resample, Setting], Floats]
+    @cached_property
+    def has_dice(self) -> Flags:
+        """Whether each subject has a Dice."""
+        return ~np.isnan(self._dice[0])
+
+    @cached_property
+    def _dice(self) -> Floats:
+        curve = self.curve
+        return dice_values(curve.predicted, curve.true_positive, curve.reference, self.parameters.empty_dice)
 
 
-def pooled_dice(candidate: Candidate, resample: Resample, setting: Setting) -> Floats:
+Criterion = Callable[[Candidate, Resample], Floats]
+
+
+def pooled_dice(candidate: Candidate, resample: Resample) -> Floats:
     """Best pooled Dice over all thresholds, by replicate; NaN without a voxel."""
     curve = candidate.curve
     size = resample.sums(curve.predicted + curve.reference)
     return highest(divided(2 * resample.sums(curve.true_positive), size))
 
 
-def median_dice(candidate: Candidate, resample: Resample, setting: Setting) -> Floats:
+def median_dice(candidate: Candidate, resample: Resample) -> Floats:
     """Best median Dice over all thresholds, by replicate; NaN where no subject has a Dice."""
-    values, inside = _defined_dice(candidate.curve, resample, setting)
+    values, inside = candidate.dice, resample.among(candidate.has_dice)
     levels, replicates = len(values), len(resample.counts)
     if values.shape[1] == 0:
         return np.full(replicates, np.nan)
@@ -84,16 +98,16 @@ def median_dice(candidate: Candidate, resample: Resample, setting: Setting) -> F
     return highest(medians(inside, values[None], choice)[0])
 
 
-def budget_dice(candidate: Candidate, resample: Resample, setting: Setting) -> Floats:
+def budget_dice(candidate: Candidate, resample: Resample) -> Floats:
     """Mean Dice at the threshold that the cohort itself would choose at the reference budget, by replicate.
 
     The rule is the validation rule (protocol, section 6): levels whose mean burden keeps the budget, of these the ones
     that hit nearly as many lesions as the best of them, of these the highest mean Dice.
     """
-    curve, parameters = candidate.curve, setting.parameters
-    values, inside = _defined_dice(curve, resample, setting)
-    dice = divided(inside.sums(values), inside.sizes)
-    burdens = mean_burdens(resample, curve.predicted - curve.true_positive, setting.voxel_mm3)
+    curve, parameters = candidate.curve, candidate.parameters
+    inside = resample.among(candidate.has_dice)
+    dice = divided(inside.sums(candidate.dice), inside.sizes)
+    burdens = mean_burdens(resample, curve.predicted - curve.true_positive, candidate.voxel_mm3)
     is_feasible = burdens <= parameters.reference_budget_cm3
     hits = np.where(is_feasible, resample.sums(candidate.hits), -np.inf)
     tolerated = np.maximum(1, np.floor(parameters.guard_share * resample.sums(candidate.lesions)))
@@ -101,7 +115,7 @@ def budget_dice(candidate: Candidate, resample: Resample, setting: Setting) -> F
     return highest(np.where(is_guarded, dice, np.nan))
 
 
-def mean_precision(candidate: Candidate, resample: Resample, setting: Setting) -> Floats:
+def mean_precision(candidate: Candidate, resample: Resample) -> Floats:
     """Mean average precision, by replicate; NaN where no subject has one."""
     return mean_and_median(resample, candidate.precision)[0]
 
@@ -109,14 +123,7 @@ def mean_precision(candidate: Candidate, resample: Resample, setting: Setting) -
 def highest(values: Floats) -> Floats:
     """Highest value over the first axis, NaN left out; NaN where all are."""
     best = np.where(np.isnan(values), -np.inf, values).max(axis=0)
-    return np.where(np.isneginf(best), np.nan, best)
-
-
-def _defined_dice(curve: Curve, resample: Resample, setting: Setting) -> tuple[Floats, Resample]:
-    """Dice of the subjects that have one, levels x subjects, and the replicates of these subjects."""
-    values = dice_values(curve.predicted, curve.true_positive, curve.reference, setting.parameters.empty_dice)
-    defined = ~np.isnan(values[0])
-    return exact(values[:, defined], int(defined.sum())), resample.among(defined)
+    return np.where(best == -np.inf, np.nan, best)
 
 
 @dataclass(frozen=True)
@@ -197,10 +204,8 @@ def _split_rows(
     parameters, split = protocol.parameters, rules[0][1].split
     subjects = inputs[f"subject:{split}"].height
     resample = draw(subjects, parameters.contrast_replicates, parameters.seed)
-    volumes = inputs["cohort_subject"].filter("is_included").get_column("voxel_mm3")
-    setting = Setting(parameters, float(volumes[0]) if len(volumes) else 1.0)
     methods = [method for ids in models.values() for method in ids]
-    candidates = _candidates(inputs, split, methods, (parameters.level_count + 1, subjects)) if subjects else {}
+    candidates = _candidates(inputs, split, methods, parameters) if subjects else {}
     rows: list[tuple[object, ...]] = []
     for position, rule in rules:
         reason = rule.reason if subjects else f"the cohort has no {split} subject"
@@ -209,14 +214,17 @@ def _split_rows(
             if rule.criterion is None or reason is not None:
                 rows += [(*key, None, subjects, False, 0, 0, "unavailable", reason) for key in about]
                 continue
-            values = np.stack([_replicated(rule.criterion, candidates[m], resample, setting) for m in ids])
-            counted = [_subjects(rule.criterion, candidates[method], setting) for method in ids]
+            values = np.stack([_replicated(rule.criterion, candidates[m], resample) for m in ids])
+            counted = [_subjects(rule.criterion, candidates[method]) for method in ids]
             found = chosen_rows(values, parameters.tie_tolerance)
             rows += [(*key, v, n, *rest) for key, n, (v, *rest) in zip(about, counted, found, strict=True)]
     return rows
 
 
-def _candidates(inputs: Inputs, split: str, methods: Sequence[str], shape: tuple[int, int]) -> dict[str, Candidate]:
+def _candidates(inputs: Inputs, split: str, methods: Sequence[str], parameters: Parameters) -> dict[str, Candidate]:
+    """Measurements of every configuration on a cohort that has a subject."""
+    shape = (parameters.level_count + 1, inputs[f"subject:{split}"].height)
+    voxel_mm3 = float(inputs["cohort_subject"].filter("is_included").get_column("voxel_mm3")[0])
     parts = {name: inputs[f"{name}:{split}"] for name in ("curve", "lesion", "precision")}
     candidates: dict[str, Candidate] = {}
     for method in methods:
@@ -229,24 +237,24 @@ def _candidates(inputs: Inputs, split: str, methods: Sequence[str], shape: tuple
             dense(lesion, places, shape, "hit_iou_10").astype(np.float64),
             dense(lesion, places, shape, "lesion_count").astype(np.float64)[0],
             by_subject,
+            parameters,
+            voxel_mm3,
         )
     return candidates
 
 
-def _replicated(criterion: Criterion, candidate: Candidate, resample: Resample, setting: Setting) -> Floats:
+def _replicated(criterion: Criterion, candidate: Candidate, resample: Resample) -> Floats:
     """A criterion in every replicate, replicate 0 (every subject once) first."""
-    return np.concatenate(in_threads(lambda block: criterion(candidate, block, setting), resample.blocks()))
+    return np.concatenate(in_threads(lambda block: criterion(candidate, block), resample.blocks()))
 
 
-def _subjects(criterion: Criterion, candidate: Candidate, setting: Setting) -> int:
+def _subjects(criterion: Criterion, candidate: Candidate) -> int:
     """Subjects behind a criterion: those that define it; all of them where voxels are pooled."""
-    curve = candidate.curve
     if criterion is pooled_dice:
-        return curve.reference.shape[1]
+        return len(candidate.lesions)
     if criterion is mean_precision:
         return int((~np.isnan(candidate.precision)).sum())
-    dice = dice_values(curve.predicted, curve.true_positive, curve.reference, setting.parameters.empty_dice)
-    return int((~np.isnan(dice[0])).sum())
+    return int(candidate.has_dice.sum())
 
 
 def chosen_rows(values: Floats, tolerance: float) -> list[tuple[float | None, bool, int, int, str, str | None]]:
@@ -273,7 +281,7 @@ def chosen_rows(values: Floats, tolerance: float) -> list[tuple[float | None, bo
 
 
 def choose(values: Floats, tolerance: float) -> Integers:
-    """The first training set (rows) within `tolerance` of the highest value, by replicate; -1 where none has a value."""
+    """The first training set (rows) within `tolerance` of the highest value, by replicate; -1 where none has any."""
     best = highest(values)
     is_best = values >= best - tolerance
-    return np.where(is_best.any(axis=0), is_best.argmax(axis=0), -1).astype(np.int64)
+    return np.where(is_best.any(axis=0), is_best.argmax(axis=0), -1)

@@ -305,6 +305,30 @@ def test_a_method_that_is_declared_first_moves_the_others_and_no_more(tmp_path: 
     assert changed(before, after) == readers(before, "position", "*")
 
 
+TRAINED = STUDY.replace('name = "plan"', 'name = "plan"\nprimary_training_set = "IXI"').replace(
+    'id = "residual"\n', 'id = "residual"\ntraining_set = "IXI"\n'
+)
+OTHER_SET = '[[method]]\nid = "residual"\ntraining_set = "MOOD+IXI-HH"\nmap = "mood/{subject_id}.nii"\n\n'
+
+
+def test_a_training_set_that_is_added_measures_only_itself_and_moves_nothing(tmp_path: Path) -> None:
+    before = stamps(planned(tmp_path, TRAINED))
+    after = stamps(planned(tmp_path, TRAINED.replace("[[method]]", f"{OTHER_SET}[[method]]", 1)))
+    assert {owner.rpartition("@")[0] for _, owner in after.keys() - before.keys()} == {"residual~MOOD+IXI-HH"}
+    assert before.keys() < after.keys()
+    assert changed(before, after) == set()
+
+
+def test_other_training_sets_come_last_under_a_name_of_their_own(tmp_path: Path) -> None:
+    plan = planned(tmp_path, TRAINED.replace("[[method]]", f"{OTHER_SET}[[method]]", 1))
+    assert [(e.method_id, e.model_id, e.kind, e.position) for e in plan.entries] == [
+        ("residual", "residual", "method", 0),
+        ("feature", "feature", "method", 1),
+        ("z-flair", "z-flair", "baseline", 2),
+        ("residual~MOOD+IXI-HH", "residual", "configuration", 3),
+    ]
+
+
 def test_a_subject_that_is_added_measures_only_itself(tmp_path: Path) -> None:
     before = stamps(planned(tmp_path))
     after = stamps(planned(tmp_path, subjects=f"{SUBJECTS}s0,test,c\n"))

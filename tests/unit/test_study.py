@@ -292,6 +292,64 @@ def test_two_contrasts_may_not_name_the_same_file(tmp_path: Path) -> None:
     assert "image/s1_FLAIR.nii.gz" in found[0].found
 
 
+SETS = (
+    edited('id = "feature"', 'id = "residual"\ntraining_set = "MOOD+IXI-HH"')
+    .replace('id = "residual"\nmap', 'id = "residual"\ntraining_set = "IXI"\nmap', 1)
+    .replace("name =", 'primary_training_set = "IXI"\nname =', 1)
+)
+
+
+def test_entries_of_one_id_are_one_method_with_several_training_sets(tmp_path: Path) -> None:
+    file = load(tmp_path, SETS).file
+    assert [(m.id, m.training_set) for m in file.primaries] == [("residual", "IXI")]
+    assert [(m.id, m.training_set) for m in file.configurations] == [("residual", "MOOD+IXI-HH")]
+    assert file.several_sets == ("residual",)
+
+
+def test_without_several_training_sets_every_entry_is_primary(tmp_path: Path) -> None:
+    file = load(tmp_path, edited('id = "feature"', 'id = "feature"\ntraining_set = "IXI"')).file
+    assert file.primaries == file.method
+    assert file.configurations == ()
+
+
+@dataclass(frozen=True)
+class Ambiguity:
+    old: str
+    new: str
+    expected: tuple[tuple[str, str], ...]
+
+
+AMBIGUITIES = {
+    "no primary set": Ambiguity(
+        'primary_training_set = "IXI"\n', "", (("study.primary_training_set", "'residual' has several"),)
+    ),
+    "another primary set": Ambiguity(
+        'primary_training_set = "IXI"', 'primary_training_set = "X"', (("study.primary_training_set", "no entry of"),)
+    ),
+    "the same set twice": Ambiguity("MOOD+IXI-HH", "IXI", (("id", "with the training_set 'IXI'"),)),
+    "no set": Ambiguity('training_set = "MOOD+IXI-HH"\n', "", (("id", "1 of its 2 entries without training_set"),)),
+    "a blank": Ambiguity("MOOD+IXI-HH", "MOOD IXI", (("method[1].training_set", "'MOOD IXI'"),)),
+    "a tilde": Ambiguity("MOOD+IXI-HH", "a~b", (("method[1].training_set", "'a~b'"),)),
+    "an at sign": Ambiguity("MOOD+IXI-HH", "a@b", (("method[1].training_set", "'a@b'"),)),
+    "a baseline's id": Ambiguity('id = "flair"', 'id = "residual"', (("id", "'residual' is declared twice"),)),
+    "no set and no primary set": Ambiguity(
+        'primary_training_set = "IXI"',
+        'sql = "nowhere"',
+        (("study.primary_training_set", "is missing"), ("study.sql", "is no folder")),
+    ),
+}
+
+
+@pytest.mark.parametrize("one", AMBIGUITIES.values(), ids=AMBIGUITIES)
+def test_training_sets_that_do_not_tell_entries_apart_are_refused_all_at_once(tmp_path: Path, one: Ambiguity) -> None:
+    assert SETS.count(one.old) == 1
+    found = problems(tmp_path, SETS.replace(one.old, one.new))
+    assert len(found) == len(one.expected)
+    for problem, (field, text) in zip(found, one.expected, strict=True):
+        assert problem.field == field
+        assert text in problem.found
+
+
 def test_the_primary_training_set_is_one_that_a_method_declares(tmp_path: Path) -> None:
     text = edited("name =", 'primary_training_set = "IXI"\nname =')
     assert [p.field for p in problems(tmp_path, text)] == ["study.primary_training_set"]

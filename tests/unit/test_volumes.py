@@ -46,6 +46,7 @@ def reference() -> NDArray[np.uint8]:
 def entry(**changes: object) -> Entry:
     declared = Entry(
         method_id="m",
+        model_id="m",
         kind="method",
         position=0,
         map="m",
