@@ -333,7 +333,7 @@ def _id_problems(where: str, file: StudyFile) -> Iterator[Problem]:
     for repeated in sorted(shared):
         yield Problem(where, "id", f"{repeated!r} is declared twice", "Give every method and baseline its own id")
     if file.several_sets and file.study.primary_training_set is None:
-        found = f"is missing, and {', '.join(map(repr, file.several_sets))} has several training sets"
+        found = f"is missing, with several training sets of {', '.join(map(repr, file.several_sets))}"
         yield Problem(where, "study.primary_training_set", found, "Name the one whose maps the multiverse compares")
     for method_id in sorted(file.several_sets):
         yield from _training_set_problems(where, file, method_id)

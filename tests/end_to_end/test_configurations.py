@@ -443,7 +443,7 @@ def test_findings_show_the_choice_and_the_orders(marts: Connection) -> None:
 def test_a_hole_of_another_training_set_says_so_and_drops_nothing_of_the_primary_one(
     lake: Path, study: Path, tmp_path: Path
 ) -> None:
-    """Without legacy volume the other maps have no score where the primary ones have one: no level of the axis there."""
+    """Without legacy volume the other maps lack scores that the primary ones have: no level of the axis there."""
     head, *methods = study.read_text().split("[[method]]")
     place = next(k for k, text in enumerate(methods) if 'id = "sharp"' in text and f'"{OTHER}"' in text)
     methods[place] = "\n".join(line for line in methods[place].splitlines() if not line.startswith("legacy")) + "\n\n"

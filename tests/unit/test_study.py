@@ -321,7 +321,7 @@ class Ambiguity:
 
 AMBIGUITIES = {
     "no primary set": Ambiguity(
-        'primary_training_set = "IXI"\n', "", (("study.primary_training_set", "'residual' has several"),)
+        'primary_training_set = "IXI"\n', "", (("study.primary_training_set", "several training sets of 'residual'"),)
     ),
     "another primary set": Ambiguity(
         'primary_training_set = "IXI"', 'primary_training_set = "X"', (("study.primary_training_set", "no entry of"),)
