@@ -160,7 +160,7 @@ class _Entry:
     subjects: dict[Measure, int]
 
 
-class _Cohort:
+class Cohort:
     """The resampled test cohort and the rows of every entry."""
 
     def __init__(self, protocol: Protocol, inputs: Inputs) -> None:
@@ -181,7 +181,7 @@ class _Cohort:
 
     def curves(self) -> list[Curve]:
         """The curve of every entry."""
-        parts = _by_entry(self.inputs["curve"], len(self.entries))
+        parts = by_entry(self.inputs["curve"], len(self.entries))
         return [Curve.of(rows, self.level_count + 1, self.resample.shape[1]) for rows in parts]
 
     def fixed_levels(self, rule: str) -> list[Integers]:
@@ -194,27 +194,29 @@ class _Cohort:
         return list(levels)
 
 
-def _by_entry(frame: pl.DataFrame, entries: int) -> list[pl.DataFrame]:
+def by_entry(frame: pl.DataFrame, entries: int) -> list[pl.DataFrame]:
+    """The rows of every entry in turn; no rows for an entry that has none."""
     parts = frame.partition_by("entry", as_dict=True)
     return [parts.get((entry,), frame.clear()) for entry in range(entries)]
 
 
-def _repeated(levels: Integers, resample: Resample) -> Integers:
+def repeated(levels: Integers, resample: Resample) -> Integers:
+    """The same levels in every replicate, points x replicates."""
     return np.repeat(levels[:, None], len(resample.counts), axis=1)
 
 
-def _dice_at_points(cohort: _Cohort, curve: Curve, validation: Integers) -> Floats:
+def _dice_at_points(cohort: Cohort, curve: Curve, validation: Integers) -> Floats:
     """Dice at the three operating points: operating points x aggregations x budgets x replicates."""
     blocks: list[Floats] = []
     for block in cohort.resample.blocks():
         above, below, weight = curve.matched(block, cohort.budgets, cohort.voxel_mm3)
-        levels = np.concatenate([_repeated(validation, block), above, below])
+        levels = np.concatenate([repeated(validation, block), above, below])
         fixed, matched, looser = np.split(curve.dice(block, levels, cohort.empty_dice), 3, axis=1)
         blocks.append(np.stack([fixed, matched, (1 - weight) * matched + weight * looser]))
     return np.concatenate(blocks, axis=-1)
 
 
-def _sensitivity_at_validation(cohort: _Cohort, rows: pl.DataFrame, validation: Integers) -> tuple[Floats, int]:
+def _sensitivity_at_validation(cohort: Cohort, rows: pl.DataFrame, validation: Integers) -> tuple[Floats, int]:
     """Lesion sensitivity, aggregations x budgets x replicates, and how many subjects have lesions."""
     subjects = cohort.resample.shape[1]
     places = [numbers(rows, "level").astype(np.int64), numbers(rows, "subject").astype(np.int64)]
@@ -224,14 +226,14 @@ def _sensitivity_at_validation(cohort: _Cohort, rows: pl.DataFrame, validation: 
     read, choice = np.unique(np.maximum(validation, 0), return_inverse=True)
     choice = np.where(validation == INFEASIBLE, INFEASIBLE, choice)
     blocks = [
-        aggregated_sensitivity(block, hits[None, read], lesions, _repeated(choice, block))[:, 0]
+        aggregated_sensitivity(block, hits[None, read], lesions, repeated(choice, block))[:, 0]
         for block in cohort.resample.blocks()
     ]
     return np.concatenate(blocks, axis=-1), int((lesions > 0).sum())
 
 
 def _entry(
-    cohort: _Cohort, place: int, curve: Curve, validation: Integers, rows: dict[str, pl.DataFrame], bins: int
+    cohort: Cohort, place: int, curve: Curve, validation: Integers, rows: dict[str, pl.DataFrame], bins: int
 ) -> _Entry:
     values: dict[Measure, Floats] = {}
     subjects: dict[Measure, int] = {}
@@ -255,7 +257,7 @@ def _entry(
 
 
 def _voxel_values(
-    cohort: _Cohort, rows: dict[str, pl.DataFrame], bins: int
+    cohort: Cohort, rows: dict[str, pl.DataFrame], bins: int
 ) -> dict[tuple[str, str], tuple[Floats, int]]:
     """Voxel metrics by metric and aggregation, with the subjects behind them."""
     subjects = cohort.resample.shape[1]
@@ -287,11 +289,11 @@ def _voxel_values(
 )
 def contrast_estimate(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
     """Contrasts between methods, and between methods and baselines (never between two baselines)."""
-    cohort = _Cohort(protocol, inputs)
+    cohort = Cohort(protocol, inputs)
     if cohort.is_empty:
         return contrast_estimate.table.frame()
     count = len(cohort.entries)
-    parts = {name: _by_entry(inputs[name], count) for name in ("lesion", "ranking", "histogram")}
+    parts = {name: by_entry(inputs[name], count) for name in ("lesion", "ranking", "histogram")}
     entries: list[_Entry] = []
     for place, (curve, validation) in enumerate(zip(cohort.curves(), cohort.fixed_levels("validation"), strict=True)):
         rows = {name: frames[place] for name, frames in parts.items()}
@@ -308,14 +310,15 @@ def _contrast_rows(a: _Entry, b: _Entry, level: float) -> Iterator[tuple[object,
     differences = np.stack([a.values[measure] - b.values[measure] for measure in measures])
     differences[np.isnan(differences[:, 0])] = np.nan  # no estimate, no replicates of it
     low, high, defined = interval(differences[:, 1:], level)
-    columns = [_nullable(part) for part in (differences[:, 0], low, high, p_values(differences[:, 1:]))]
+    columns = [nullable(part) for part in (differences[:, 0], low, high, p_values(differences[:, 1:]))]
     for measure, count, *numbers_ in zip(measures, defined.tolist(), *columns, strict=True):
         key = (measure.metric_id, measure.operating_point, measure.budget_cm3, measure.aggregation_id)
         subjects = min(a.subjects[measure], b.subjects[measure])
         yield (f"{measure.family} {kind}", a.method_id, b.method_id, *key, *numbers_, subjects, count)
 
 
-def _nullable(values: Floats) -> list[float | None]:
+def nullable(values: Floats) -> list[float | None]:
+    """Values with None in place of NaN."""
     return [None if np.isnan(value) else value for value in values.tolist()]
 
 
@@ -397,7 +400,7 @@ def _series(name: str, values: Floats) -> pl.Series:
 )
 def gap_interval(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
     """Intervals of transfer gaps; `n_replicates` counts the replicates in which the budget can be matched."""
-    cohort = _Cohort(protocol, inputs)
+    cohort = Cohort(protocol, inputs)
     rows: list[tuple[object, ...]] = []
     if not cohort.is_empty:
         levels = zip(cohort.fixed_levels("validation"), cohort.fixed_levels("test_matched"), strict=True)
@@ -405,19 +408,19 @@ def gap_interval(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
             feasible = (validation != INFEASIBLE) & (matched != INFEASIBLE)
             gaps = _gaps(cohort, curve, validation, matched)[:, feasible, 1:]
             low, high, defined = interval(gaps, protocol.parameters.interval_level)
-            ends = [_nullable(part) for part in (low[0], high[0], low[1], high[1])]
+            ends = [nullable(part) for part in (low[0], high[0], low[1], high[1])]
             budgets: Sequence[float] = cohort.budgets[feasible].tolist()
             for budget, a, b, c, d, count in zip(budgets, *ends, defined[1].tolist(), strict=True):
                 rows.append((method, budget, a, b, "fixed_threshold", c, d, "reselected", count))
     return gap_interval.table.frame(rows)
 
 
-def _gaps(cohort: _Cohort, curve: Curve, validation: Integers, matched: Integers) -> Floats:
+def _gaps(cohort: Cohort, curve: Curve, validation: Integers, matched: Integers) -> Floats:
     """Mean and interpolated gap: the two x budgets x replicates."""
     blocks: list[Floats] = []
     for block in cohort.resample.blocks():
         above, below, weight = curve.matched(block, cohort.budgets, cohort.voxel_mm3)
-        levels = np.concatenate([_repeated(validation, block), _repeated(matched, block), above, below])
+        levels = np.concatenate([repeated(validation, block), repeated(matched, block), above, below])
         before, fixed, tighter, looser = np.split(curve.mean_dice(block, levels, cohort.empty_dice), 4)
         blocks.append(np.stack([fixed - before, (1 - weight) * tighter + weight * looser - before]))
     return np.concatenate(blocks, axis=-1)
