@@ -42,6 +42,7 @@ class Parameters(BaseModel):
     rcps_delta: float
     conformal_split_count: int
     conformal_split_sizes: tuple[int, ...]
+    calibration_share: float
     tie_tolerance: float
     baseline_quantiles: tuple[float, float]
     seed: int

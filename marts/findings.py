@@ -190,12 +190,14 @@ def summary(connection: duckdb.DuckDBPyConnection) -> str:
             (select count_if(kind = 'method' and is_ranked) from ranked_method),
             (select count_if(is_included and split = 'test') from cohort_subject),
             (select count_if(is_included and split = 'validation') from cohort_subject),
-            (select count_if(not is_included) from cohort_subject)
+            (select count_if(not is_included) from cohort_subject),
+            (select calibration_share from protocol)
         """,
     )
-    planned, scored, defensible, methods, test, validation, excluded = row or (0,) * 7
+    planned, scored, defensible, methods, test, validation, excluded, share = row or (0,) * 8
+    drawn = " drawn at random" if share else ""
     left_out = f"; {excluded} subjects left out (see cohort_subject)" if excluded else ""
     return (
         f"{scored:,} of {planned:,} universes per method are scored ({defensible:,} of them defensible), for {methods}"
-        f" methods on {test} test subjects, with thresholds from {validation} validation subjects{left_out}."
+        f" methods on {test} test subjects, with thresholds from {validation} validation subjects{drawn}{left_out}."
     )

@@ -228,6 +228,7 @@ OTHER_VALUES: dict[str, object] = {
     "multiverse_replicates": 50,
     "contrast_replicates": 50,
     "interval_level": 0.9,
+    "calibration_share": 0.0,  # any other is refused beside the declared validation subjects
 }
 
 
