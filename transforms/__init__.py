@@ -3,6 +3,7 @@
 from transforms.catalog import Transform
 from transforms.conformal import conformal_law, conformal_split, exceedance_interval, rule_law
 from transforms.contrasts import contrast_estimate, gap_interval, operating_interval
+from transforms.determinants import determinant
 from transforms.gains import gain_interval
 from transforms.levels import dropped_level
 from transforms.multiverse import replicate_level, replicate_statistic
@@ -23,6 +24,7 @@ TRANSFORMS: dict[str, Transform] = {
         operating_interval,
         gap_interval,
         gain_interval,
+        determinant,
     )
 }
 
