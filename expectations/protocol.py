@@ -45,6 +45,8 @@ class Parameters(BaseModel):
     calibration_share: float
     tie_tolerance: float
     baseline_quantiles: tuple[float, float]
+    slice_calipers_sd: tuple[float, ...]
+    borrowed_donor_count: int
     seed: int
     multiverse_replicates: int
     contrast_replicates: int

@@ -7,6 +7,7 @@ from transforms.determinants import determinant
 from transforms.gains import gain_interval
 from transforms.levels import dropped_level
 from transforms.multiverse import replicate_level, replicate_statistic
+from transforms.slices import slice_auroc
 from transforms.thresholds import calibration_rule
 
 TRANSFORMS: dict[str, Transform] = {
@@ -25,6 +26,7 @@ TRANSFORMS: dict[str, Transform] = {
         gap_interval,
         gain_interval,
         determinant,
+        slice_auroc,
     )
 }
 

@@ -228,6 +228,8 @@ OTHER_VALUES: dict[str, object] = {
     "multiverse_replicates": 50,
     "contrast_replicates": 50,
     "interval_level": 0.9,
+    "slice_calipers_sd": [0.3],
+    "borrowed_donor_count": 5,
     "calibration_share": 0.0,  # any other is refused beside the declared validation subjects
 }
 
