@@ -370,6 +370,8 @@ def test_query_formats(run: Run, published: Path) -> None:
     }
     table = run("query", published, "select subject_id from subject order by all", "--limit", "2")[1]
     assert "phantom01" in table and "phantom03" not in table and "2 shown" in table
+    wide = run("query", published, "from hypothesis where hypothesis_id = 'H1'")[1].splitlines()
+    assert wide[0] == "row 1" and any(line.split() == ["required_cases", "any"] for line in wide)
 
 
 def test_the_data_dictionary(run: Run, published: Path) -> None:
