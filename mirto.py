@@ -37,6 +37,7 @@ EXIT_CODES = {
     "NoLake": NOT_FOUND,
 }
 FAILURES_SHOWN = 20
+WIDEST_CELL = 40  # characters of a cell that a table counts on; longer ones fold
 PLAN_COLUMNS = {
     "threshold_rule_id": "rule",
     "smallest_n": "needs",
@@ -208,7 +209,7 @@ def build(
             return
         for name, row_count, frame in try_marts(lake, manifest, names):
             out.print(f"{name}: {row_count:,} rows; the first are", markup=False)
-            _show_table("", frame.columns, [[_cell(v) for v in row] for row in frame.iter_rows()])
+            _show_rows(frame.columns, [[_cell(v) for v in row] for row in frame.iter_rows()])
 
 
 @app.command()
@@ -252,7 +253,7 @@ def query(
     elif form == "json":
         typer.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], default=str, indent=1))
     else:
-        _show_table("", columns, [[_cell(value) for value in row] for row in rows[:limit]])
+        _show_rows(columns, [[_cell(value) for value in row] for row in rows[:limit]])
         if len(rows) > limit:
             out.print(f"{len(rows):,} rows, {limit:,} shown; --limit or --format csv gives more.", style="dim")
 
@@ -486,6 +487,19 @@ def _show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     for row in rows:
         table.add_row(*map(Text, row))
     out.print(table)
+
+
+def _show_rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table where it fits the terminal, else one line per value: folded cells of many columns cannot be read."""
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    if sum(min(width, WIDEST_CELL) + 1 for width in widths) <= out.width:
+        _show_table("", columns, rows)
+        return
+    longest = max(map(len, columns))
+    for number, row in enumerate(rows, start=1):
+        out.print(f"row {number}", style="bold")
+        for column, value in zip(columns, row, strict=True):
+            out.print(f"  {column:<{longest}}  {value}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _cell(value: object) -> str:

@@ -42,8 +42,11 @@ class Parameters(BaseModel):
     rcps_delta: float
     conformal_split_count: int
     conformal_split_sizes: tuple[int, ...]
+    calibration_share: float
     tie_tolerance: float
     baseline_quantiles: tuple[float, float]
+    slice_calipers_sd: tuple[float, ...]
+    borrowed_donor_count: int
     seed: int
     multiverse_replicates: int
     contrast_replicates: int

@@ -8,7 +8,8 @@ import csv
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from string import Formatter
 from typing import Annotated, Literal, cast
@@ -279,7 +280,41 @@ def load_study(path: Path) -> Study:
         problems += _file_problems(path, file, subjects)
     if problems:
         raise BadStudy(problems)
-    return Study(path.absolute(), file, tuple(subjects), protocol(file.protocol))
+    chosen = protocol(file.protocol)
+    share, seed = chosen.parameters.calibration_share, chosen.parameters.seed
+    if share > 0:
+        problems += _share_problems(path, subjects, share)
+        if problems:
+            raise BadStudy(problems)
+        subjects = drawn_for_calibration(subjects, share, seed)
+    return Study(path.absolute(), file, tuple(subjects), chosen)
+
+
+def _share_problems(path: Path, subjects: Sequence[Subject], share: float) -> Iterator[Problem]:
+    where, field = str(path), "protocol.calibration_share"
+    declared = sum(subject.split == "validation" for subject in subjects)
+    if declared:
+        found = f"draws validation subjects, but the subjects file declares {declared}"
+        yield Problem(where, field, found, "Remove it, or declare every subject as test")
+    elif not 0 < round(share * len(subjects)) < len(subjects):
+        found = f"{share:g} of {len(subjects)} subjects leaves validation or test without any"
+        yield Problem(where, field, found, "Choose another share")
+
+
+def drawn_for_calibration(subjects: Sequence[Subject], share: float, seed: int) -> list[Subject]:
+    """Subjects with a random share of them moved to validation.
+
+    The order of SHA-256 of seed and identifier decides, so the draw is the same on every machine and hardly moves when
+    a subject is added.
+
+    Args:
+        subjects: All of them test subjects.
+        share: Share that becomes validation, rounded to whole subjects.
+        seed: Declared seed.
+    """
+    order = sorted(subjects, key=lambda subject: sha256(f"{seed}/{subject.subject_id}".encode()).digest())
+    drawn = {subject.subject_id for subject in order[: round(share * len(subjects))]}
+    return [replace(subject, split="validation") if subject.subject_id in drawn else subject for subject in subjects]
 
 
 def _study_file(path: Path) -> StudyFile:

@@ -40,6 +40,7 @@ DUCKDB_TYPES: dict[ColumnType, str] = {
     "f32": "FLOAT",
     "f64": "DOUBLE",
 }
+INTERVAL_ENDS = {"low": "Lower", "high": "Upper"}
 
 
 class ColumnDeclaration(BaseModel):
@@ -149,6 +150,20 @@ def column_declarations() -> dict[str, ColumnDeclaration]:
     return {name: ColumnDeclaration.model_validate(body) for name, body in tomllib.loads(text).items()}
 
 
+def column_declaration(name: str) -> ColumnDeclaration:
+    """The declaration of a column; `X_low` and `X_high` are derived from X where they have no entry of their own.
+
+    Raises:
+        KeyError: The name is not declared in `columns.toml`, nor is it an end of an interval of one that is.
+    """
+    declared = column_declarations()
+    base, _, end = name.rpartition("_")
+    if name in declared or base not in declared or end not in INTERVAL_ENDS:
+        return declared[name]
+    description = f"{INTERVAL_ENDS[end]} end of the percentile interval of {base} over resampled test subjects"
+    return declared[base].model_copy(update={"description": description})
+
+
 def columns_of(key: Sequence[str], columns: Sequence[str]) -> tuple[Column, ...]:
     """Look names up in the column dictionary.
 
@@ -159,8 +174,7 @@ def columns_of(key: Sequence[str], columns: Sequence[str]) -> tuple[Column, ...]
     Raises:
         KeyError: A name is not declared in `columns.toml`.
     """
-    declared = column_declarations()
-    return tuple(Column(n.rstrip("?"), declared[n.rstrip("?")], n.endswith("?")) for n in (*key, *columns))
+    return tuple(Column(n.rstrip("?"), column_declaration(n.rstrip("?")), n.endswith("?")) for n in (*key, *columns))
 
 
 @cache

@@ -12,7 +12,6 @@ The first lines say what a row is. A column with a question mark may be null. `k
 unmaterialised. `stop` and `warn` state what must hold in every row, and what to do where it does not.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,21 +19,15 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Literal
 
-import sqlglot
-from sqlglot import exp
-from sqlglot.errors import ParseError
-
 from expectations.tables import Table, columns_of, lake_tables
 from marts.declared import declared_tables
+from marts.hypotheses import CASE_COLUMNS, Hypothesis, hypotheses, hypothesis_files
+from marts.source import BadMart, read_source, sql_folder
 from transforms import TRANSFORMS
 
 HERE = Path(__file__).parent
-HEADER_LINE = re.compile(r"--\s?(.*)")
+CASE_KEY = ("hypothesis_id", "configuration_set", "item")
 FIELDS = ("key", "columns", "kind", "stop", "warn")
-
-
-class BadMart(Exception):
-    """A mart's SQL file that cannot be used: names the file, what was found and what to do."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +41,17 @@ class Check:
 
 @dataclass(frozen=True)
 class Mart:
-    """A mart: its declaration, its SELECT and the tables that this reads."""
+    """A mart: its declaration, its SELECT, the tables that this reads, and the SELECT of each file that it is made of.
+
+    Most are one file; the cases of the hypotheses are put together from many.
+    """
 
     table: Table
     sql: str
     is_view: bool
     inputs: tuple[str, ...]
     checks: tuple[Check, ...]
-
-
-def sql_folder() -> Path:
-    """The project's own SQL: beside the packages in a checkout, inside `marts` once installed."""
-    inside = HERE / "sql"
-    return inside if inside.is_dir() else HERE.parent / "sql"
+    pieces: Mapping[str, str]
 
 
 def marts(extra: Path | None = None) -> dict[str, Mart]:
@@ -79,6 +70,8 @@ def marts(extra: Path | None = None) -> dict[str, Mart]:
         if mart.table.name in found or mart.table.name in TRANSFORMS or mart.table.name in lake_tables():
             raise BadMart(f"{file}: the name {mart.table.name} is taken. Rename the file.")
         found[mart.table.name] = mart
+    cases = _case_mart(hypotheses(extra))
+    found[cases.table.name] = cases
     return {name: found[name] for name in build_order(found) if name in found}
 
 
@@ -88,42 +81,35 @@ def read_mart(file: Path) -> Mart:
     Raises:
         BadMart: The header or the SQL is wrong.
     """
-    text = file.read_text(encoding="utf-8")
-    description, fields = _header(file, text)
-    unknown = [name for name, _ in fields if name not in FIELDS]
-    if unknown:
-        raise BadMart(f"{file}: the header has {unknown[0]!r}. It may hold {', '.join(FIELDS)}.")
-    values = {name: value for name, value in fields if name in ("key", "columns", "kind")}
-    if not description or "key" not in values:
+    source = read_source(file, FIELDS)
+    values = {name: value for name, value in source.fields if name in ("key", "columns", "kind")}
+    if not source.description or "key" not in values:
         raise BadMart(f"{file}: the header needs a first line 'One row per ...' and a line '-- key: ...'.")
     key, columns = _names(values["key"]), _names(values.get("columns", ""))
     try:
         declared = columns_of(key, columns)
     except KeyError as error:
         raise BadMart(f"{file}: column {error} is not declared. Declare it in expectations/columns.toml.") from error
-    checks = tuple(_check(file, name, value) for name, value in fields if name in ("stop", "warn"))
-    table = Table(file.stem, description, tuple(name.rstrip("?") for name in key), declared)
-    return Mart(table, text, values.get("kind") == "view", _inputs(file, text), checks)
+    checks = tuple(_check(file, name, value) for name, value in source.fields if name in ("stop", "warn"))
+    table = Table(file.stem, source.description, tuple(name.rstrip("?") for name in key), declared)
+    return Mart(table, source.sql, values.get("kind") == "view", source.inputs, checks, {file.name: source.sql})
 
 
-def _header(file: Path, text: str) -> tuple[str, list[tuple[str, str]]]:
-    """The header's description and its fields, in order."""
-    description: list[str] = []
-    fields: list[tuple[str, str]] = []
-    for line in text.splitlines():
-        match = HEADER_LINE.fullmatch(line)
-        if match is None:
-            break
-        name, colon, value = match[1].partition(": ")
-        if colon and re.fullmatch(r"[a-z]+", name):
-            fields.append((name, value.strip()))
-        elif fields:
-            fields[-1] = (fields[-1][0], f"{fields[-1][1]} {match[1].strip()}")
-        else:
-            description.append(match[1].strip())
-    if not description and not fields:
-        raise BadMart(f"{file}: has no header. Start it with '-- One row per ...' and '-- key: ...'.")
-    return " ".join(description), fields
+def _case_mart(listed: Sequence[Hypothesis]) -> Mart:
+    """The mart that every hypothesis's SELECT adds its cases to."""
+    table = Table(
+        name="hypothesis_case",
+        row="One row per hypothesis, configuration set and case: what the criterion's SELECT says of it.",
+        key=CASE_KEY,
+        columns=columns_of(CASE_KEY, [f"{name}?" for name in CASE_COLUMNS if name not in CASE_KEY]),
+    )
+    inputs = tuple(sorted({name for one in listed for name in one.source.inputs}))
+    decided = "(is_supported is null) = (criterion_margin is null)"
+    agrees = "not is_supported or criterion_margin >= 0"
+    remedy = "a hypothesis contradicts its own margin; mend its SELECT"
+    checks = (Check("stop", decided, remedy), Check("stop", agrees, remedy))
+    pieces = {one.source.file.name: one.case_sql for one in listed}
+    return Mart(table, "\nunion all\n".join(pieces.values()), False, inputs, checks, pieces)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -135,18 +121,6 @@ def _check(file: Path, severity: str, text: str) -> Check:
     if not bar:
         raise BadMart(f"{file}: the check {text!r} has no remedy. Write 'condition | what to do'.")
     return Check("stop" if severity == "stop" else "warn", condition.strip(), remedy.strip())
-
-
-def _inputs(file: Path, text: str) -> tuple[str, ...]:
-    """Tables that a SELECT reads, without its own common table expressions."""
-    try:
-        statements = [s for s in sqlglot.parse(text, dialect="duckdb") if s is not None]
-    except ParseError as error:
-        raise BadMart(f"{file}: is not one SELECT: {error}") from error
-    if len(statements) != 1 or not isinstance(statements[0], exp.Query):
-        raise BadMart(f"{file}: holds {len(statements)} statements. A mart is one SELECT.")
-    own = {cte.alias for cte in statements[0].find_all(exp.CTE)}
-    return tuple(sorted({table.name for table in statements[0].find_all(exp.Table)} - own))
 
 
 def build_order(found: Mapping[str, Mart]) -> list[str]:
@@ -190,6 +164,7 @@ def mart_version() -> str:
     root = HERE.parent
     folders = [sql_folder(), HERE, root / "transforms", root / "expectations"]
     files = [f for folder in folders for f in sorted(folder.glob("*")) if f.suffix in (".sql", ".py", ".toml")]
+    files += hypothesis_files(sql_folder())
     digest = sha256()
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")

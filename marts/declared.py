@@ -3,6 +3,7 @@
 With them a mart reads every parameter by name (`from protocol`) and every level from a table, and never repeats one.
 """
 
+from pathlib import Path
 from typing import cast
 
 import polars as pl
@@ -10,6 +11,7 @@ import polars as pl
 from expectations.protocol import Protocol, declaration
 from expectations.tables import Table, columns_of
 from ingest.manifest import Manifest
+from marts.hypotheses import hypotheses
 
 PARAMETER_TYPES = {int: pl.Int64, float: pl.Float64, str: pl.String}
 
@@ -29,6 +31,12 @@ def declared_tables() -> dict[str, Table]:
             "metric_axis", "One row per metric and axis that changes it.", ("metric_id", "axis_column"), ()
         ),
         "budget": _table("budget", "One row per false-positive budget.", ("budget_cm3",), ("position", "level_id")),
+        "hypothesis_criterion": _table(
+            "hypothesis_criterion",
+            "One row per hypothesis: what it claims, when it counts as supported, and the SELECT that decides.",
+            ("hypothesis_id",),
+            ("position", "statement", "criterion", "required_cases", "needs", "sql"),
+        ),
         "failure": _table(
             "failure",
             "One row per file or task that could not be measured.",
@@ -45,6 +53,7 @@ def _table(name: str, row: str, key: tuple[str, ...], columns: tuple[str, ...]) 
 def declared_frames(manifest: Manifest) -> dict[str, pl.DataFrame]:
     """These tables' rows for one lake."""
     protocol, tables = manifest.protocol, declared_tables()
+    own_sql = Path(manifest.sql_folder) if manifest.sql_folder else None
     values = protocol.parameters.model_dump()
     single = {name: value for name, value in values.items() if not isinstance(value, tuple)}
     schema = {name: PARAMETER_TYPES[type(value)] for name, value in single.items()}
@@ -60,6 +69,12 @@ def declared_frames(manifest: Manifest) -> dict[str, pl.DataFrame]:
         ),
         "budget": tables["budget"].frame(
             [(value, position, f"{value:g}") for position, value in enumerate(protocol.parameters.budgets_cm3)]
+        ),
+        "hypothesis_criterion": tables["hypothesis_criterion"].frame(
+            [
+                (h.hypothesis_id, position, h.statement, h.criterion, h.cases, h.needs, h.source.sql)
+                for position, h in enumerate(hypotheses(own_sql))
+            ]
         ),
         "failure": tables["failure"].frame(failures),
     }

@@ -72,14 +72,17 @@ QUESTIONS = (
     Question(
         "Pairs that flip (defensible universes)",
         "Share of universes in which a pair takes its minority order, with medians over universes. Near a half it is"
-        " the evaluation's doing only if both leads are sizeable; else the two are merely close.",
+        " the evaluation's doing only if both leads are sizeable; else the two are merely close. Holm: Dice contrasts"
+        " at validation thresholds (all budgets and aggregations) that stand after adjustment, each way.",
         """
         select
             metric_id as metric, method_a || ' vs ' || method_b as pair,
-            format('{:.3f}', flip_share) as "flip share",
+            format('{:.3f}', flip_share) || coalesce(format(' [{:.2f}, {:.2f}]', flip_share_low, flip_share_high), '')
+                as "flip share",
             format('{:.4f}', median_abs_difference) as "|difference|",
             coalesce(format('{:.4f}', median_lead_a), '-') as "first leads by",
             coalesce(format('{:.4f}', median_lead_b), '-') as "second by",
+            format('{} / {}', significant_a, significant_b) as "Holm",
             greater_count + less_count + tie_count as universes
         from flip_share
         where universe_set = 'defensible' and not is_baseline_pair and flip_share > 0 and metric_id <> 'all'
@@ -113,6 +116,47 @@ QUESTIONS = (
         where universe_set = 'defensible' and order_kind = 'weak'
         qualify row_number() over (partition by metric_id order by share desc, method_order) <= 3
         order by metric_id = 'all', metric_id, share desc, method_order
+        """,
+    ),
+    Question(
+        "Contrasts in mean Dice at the reference budget",
+        "First less second over the same test subjects, with the validation thresholds that a user would have, and at"
+        " equal burden, where both spend exactly the budget; p is adjusted by Holm within its family.",
+        """
+        select
+            method_a || ' less ' || method_b as pair,
+            max(format('{:+.3f} [{:+.3f}, {:+.3f}]', estimate, estimate_low, estimate_high))
+                filter (where operating_point = 'validation') as "validation",
+            max(format('{:.4f}', p_holm)) filter (where operating_point = 'validation') as p,
+            max(format('{:+.3f} [{:+.3f}, {:+.3f}]', estimate, estimate_low, estimate_high))
+                filter (where operating_point = 'equal_burden') as "equal burden",
+            max(format('{:.4f}', p_holm)) filter (where operating_point = 'equal_burden') as "p ",
+            max(n_subjects) as n
+        from paired_contrast as c
+        join ranked_method as a on a.method_id = c.method_a
+        join ranked_method as b on b.method_id = c.method_b
+        cross join protocol
+        where metric_id = 'dice' and aggregation_id = 'mean' and budget_cm3 = protocol.reference_budget_cm3
+            and estimate is not null
+        group by method_a, method_b, a.position, b.position, b.kind
+        order by b.kind = 'baseline', a.position, b.position
+        """,
+    ),
+    Question(
+        "Hypotheses",
+        "The claims of the protocol, each decided by a SELECT (column sql of hypothesis_criterion) that a study can"
+        " replace; hypothesis_case holds every case, and cases counts those that support the claim.",
+        """
+        select
+            hypothesis_id as id, split_part(statement, ':', 1) as hypothesis,
+            replace(verdict, '_', ' ') as verdict,
+            case when case_count > 0 then format('{} of {}', supported_count, case_count) end as cases,
+            format('{:.3f}', estimate) || coalesce(format(' [{:.3f}, {:.3f}]', estimate_low, estimate_high), '')
+                as estimate,
+            reason as why
+        from hypothesis
+        where configuration_set = 'primary'
+        order by position
         """,
     ),
     Question(
@@ -200,12 +244,14 @@ def summary(connection: duckdb.DuckDBPyConnection) -> str:
             (select count_if(kind = 'method' and is_ranked) from ranked_method),
             (select count_if(is_included and split = 'test') from cohort_subject),
             (select count_if(is_included and split = 'validation') from cohort_subject),
-            (select count_if(not is_included) from cohort_subject)
+            (select count_if(not is_included) from cohort_subject),
+            (select calibration_share from protocol)
         """,
     )
-    planned, scored, defensible, methods, test, validation, excluded = row or (0,) * 7
+    planned, scored, defensible, methods, test, validation, excluded, share = row or (0,) * 8
+    drawn = " drawn at random" if share else ""
     left_out = f"; {excluded} subjects left out (see cohort_subject)" if excluded else ""
     return (
         f"{scored:,} of {planned:,} universes per method are scored ({defensible:,} of them defensible), for {methods}"
-        f" methods on {test} test subjects, with thresholds from {validation} validation subjects{left_out}."
+        f" methods on {test} test subjects, with thresholds from {validation} validation subjects{drawn}{left_out}."
     )

@@ -23,6 +23,7 @@ from expectations.tables import lake_tables
 from ingest.manifest import Manifest, read_manifest
 from marts.catalog import mart_version, marts
 from marts.declared import declared_tables
+from marts.hypotheses import hypothesis_files
 from marts.quality import check_release
 from marts.release import (
     Built,
@@ -102,7 +103,8 @@ def release_fingerprint(manifest: Manifest) -> str:
     """Hash of everything that a release depends on: the manifest, our SQL and code, and the study's own SQL."""
     digest = sha256(manifest.fingerprint.encode() + mart_version().encode())
     if manifest.sql_folder:
-        for file in sorted(Path(manifest.sql_folder).glob("*.sql")):
+        own = Path(manifest.sql_folder)
+        for file in (*sorted(own.glob("*.sql")), *hypothesis_files(own)):
             digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
 

@@ -142,7 +142,17 @@ def _build_mart(connection: duckdb.DuckDBPyConnection, mart: Mart) -> None:
             order = f" order by {', '.join(table.key)}" if table.key else ""
             connection.execute(f"create table {table.name} as select {columns} from (\n{body}\n){order}")
     except duckdb.Error as error:
-        raise BadMart(f"{table.name}.sql: {error}") from error
+        raise BadMart(f"{_culprit(connection, mart)}: {error}") from error
+
+
+def _culprit(connection: duckdb.DuckDBPyConnection, mart: Mart) -> str:
+    """The file by which a mart fails: the first whose SELECT does not run by itself, else its own."""
+    for name, sql in mart.pieces.items():
+        try:
+            connection.execute(sql).fetchall()
+        except duckdb.Error:
+            return name
+    return f"{mart.table.name}.sql"
 
 
 def _run_transform(connection: duckdb.DuckDBPyConnection, manifest: Manifest, transform: Transform) -> None:

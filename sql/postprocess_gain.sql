@@ -1,15 +1,33 @@
--- One row per method, budget and post-processing: its gain in mean Dice over plain maps at equal burden, and whence.
+-- One row per method, budget and post-processing: its gain in mean Dice over plain maps at equal burden, and whence; and
+--   its gain in the pooled sensitivity to lesions above the floor (matched IoU of at least 0.10).
 -- key: method_id, budget_cm3, postprocess_id
--- columns: threshold, matched_threshold, burden_cm3_mean, n_dice, total_gain, fixed_threshold_effect, relaxation
-with test_curve as (
-    select method_id, postprocess_id, level, burden_cm3_mean, dice_mean, n_dice
-    from cohort_curve
-    where split = 'test' and reference_id = 'canonical' and support_id = 'brain' and voxel_volume_id = 'true'
+-- columns: threshold, matched_threshold, burden_cm3_mean, n_dice, total_gain, total_gain_low?, total_gain_high?,
+--   fixed_threshold_effect, fixed_threshold_effect_low?, fixed_threshold_effect_high?,
+--   relaxation, relaxation_low?, relaxation_high?, sensitivity_gain?, sensitivity_gain_low?, sensitivity_gain_high?,
+--   sensitivity_fixed_threshold_effect?, sensitivity_fixed_threshold_effect_low?,
+--   sensitivity_fixed_threshold_effect_high?, lesion_total, n_replicates?
+with lesion_hits as (
+    select c.method_id, c.postprocess_id, c.level, sum(c.hit_iou_10) as hits, sum(c.lesion_count) as lesion_total
+    from lesion_curve as c
+    join cohort_subject as s on s.subject_id = c.subject_id and s.is_included and s.split = 'test'
+    where c.reference_id = 'canonical' and c.support_id = 'brain' and c.voxel_volume_id = 'true'
+        and c.lesion_definition_id = 'conn6_floor'
+    group by all
+),
+test_curve as (
+    select
+        c.method_id, c.postprocess_id, c.level, c.burden_cm3_mean, c.dice_mean, c.n_dice,
+        l.hits::double / nullif(l.lesion_total, 0) as sensitivity, l.lesion_total
+    from cohort_curve as c
+    join lesion_hits as l using (method_id, postprocess_id, level)
+    where c.split = 'test'
+        and c.reference_id = 'canonical' and c.support_id = 'brain' and c.voxel_volume_id = 'true'
 ),
 processed as (
     select
         t.method_id, t.budget_cm3, c.postprocess_id, t.level, t.threshold,
-        c.burden_cm3_mean, c.dice_mean, c.n_dice, p.dice_mean as plain_dice_mean
+        c.burden_cm3_mean, c.dice_mean, c.n_dice, c.sensitivity, c.lesion_total,
+        p.dice_mean as plain_dice_mean, p.sensitivity as plain_sensitivity
     from threshold_choice as t
     join test_curve as c using (method_id, level)
     join test_curve as p on p.method_id = t.method_id and p.level = t.level and p.postprocess_id = 'plain'
@@ -25,12 +43,14 @@ matched as (
         on c.method_id = p.method_id and c.postprocess_id = 'plain' and c.burden_cm3_mean <= p.burden_cm3_mean
     group by all
 ),
-interpolated as (
+weighted as (
     select
         p.*,
         m.level as matched_level,
         above.dice_mean as dice_above,
         coalesce(below.dice_mean, above.dice_mean) as dice_below,
+        above.sensitivity as sensitivity_above,
+        coalesce(below.sensitivity, above.sensitivity) as sensitivity_below,
         coalesce(
             (p.burden_cm3_mean - above.burden_cm3_mean)
                 / nullif(below.burden_cm3_mean - above.burden_cm3_mean, 0),
@@ -42,12 +62,25 @@ interpolated as (
         on above.method_id = p.method_id and above.postprocess_id = 'plain' and above.level = m.level
     left join test_curve as below
         on below.method_id = p.method_id and below.postprocess_id = 'plain' and below.level + 1 = m.level
+),
+interpolated as (
+    select
+        *,
+        (1 - weight) * dice_above + weight * dice_below as matched_dice,
+        (1 - weight) * sensitivity_above + weight * sensitivity_below as matched_sensitivity
+    from weighted
 )
 select
-    method_id, budget_cm3, postprocess_id, threshold,
-    (matched_level - weight) / 200 as matched_threshold,
-    burden_cm3_mean, n_dice,
-    dice_mean - ((1 - weight) * dice_above + weight * dice_below) as total_gain,
-    dice_mean - plain_dice_mean as fixed_threshold_effect,
-    plain_dice_mean - ((1 - weight) * dice_above + weight * dice_below) as relaxation
-from interpolated
+    method_id, budget_cm3, postprocess_id,
+    p.threshold, (p.matched_level - p.weight) / 200 as matched_threshold,
+    p.burden_cm3_mean, p.n_dice,
+    p.dice_mean - p.matched_dice as total_gain, i.total_gain_low, i.total_gain_high,
+    p.dice_mean - p.plain_dice_mean as fixed_threshold_effect,
+    i.fixed_threshold_effect_low, i.fixed_threshold_effect_high,
+    p.plain_dice_mean - p.matched_dice as relaxation, i.relaxation_low, i.relaxation_high,
+    p.sensitivity - p.matched_sensitivity as sensitivity_gain, i.sensitivity_gain_low, i.sensitivity_gain_high,
+    p.sensitivity - p.plain_sensitivity as sensitivity_fixed_threshold_effect,
+    i.sensitivity_fixed_threshold_effect_low, i.sensitivity_fixed_threshold_effect_high,
+    p.lesion_total, i.n_replicates
+from interpolated as p
+left join gain_interval as i using (method_id, budget_cm3, postprocess_id)

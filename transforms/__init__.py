@@ -4,9 +4,12 @@ from transforms.catalog import Transform
 from transforms.configurations import configuration_contrast_estimate, configuration_statistic
 from transforms.conformal import conformal_law, conformal_split, exceedance_interval, rule_law
 from transforms.contrasts import contrast_estimate, gap_interval, operating_interval
+from transforms.determinants import determinant
+from transforms.gains import gain_interval
 from transforms.levels import dropped_level
 from transforms.multiverse import replicate_level, replicate_statistic
 from transforms.selection import configuration_choice
+from transforms.slices import slice_auroc
 from transforms.thresholds import calibration_rule
 
 TRANSFORMS: dict[str, Transform] = {
@@ -26,6 +29,9 @@ TRANSFORMS: dict[str, Transform] = {
         configuration_statistic,
         configuration_contrast_estimate,
         configuration_choice,
+        gain_interval,
+        determinant,
+        slice_auroc,
     )
 }
 

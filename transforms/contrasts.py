@@ -77,30 +77,33 @@ def curve_queries(kinds: str) -> dict[str, str]:
     }
 
 
-COMPARED = entry_cte("kind <> 'configuration'")
-CONTRAST_QUERIES = curve_queries("kind <> 'configuration'") | {
-    "lesion": f"""
-        with {COMPARED}
-        select e.entry, t.subject, c.level, c.hit_iou_10, c.lesion_count
-        from lesion_curve as c
-        join entry as e using (method_id)
-        join test_subject as t using (subject_id)
-        where {REFERENCE_SETTING} and c.postprocess_id = 'plain' and c.lesion_definition_id = 'conn6_floor'""",
-    "ranking": f"""
-        with {COMPARED}
-        select e.entry, t.subject, v.auroc, v.average_precision
-        from voxel_ranking as v
-        join entry as e using (method_id)
-        join test_subject as t using (subject_id)
-        where v.reference_id = 'canonical' and v.support_id = 'brain'""",
-    "histogram": f"""
-        with {COMPARED}
-        select e.entry, t.subject, h.bin, h.positive_voxels, h.negative_voxels
-        from score_histogram as h
-        join entry as e using (method_id)
-        join test_subject as t using (subject_id)
-        where h.reference_id = 'canonical' and h.support_id = 'brain'""",
-}
+def contrast_queries(kinds: str) -> dict[str, str]:
+    """The same with lesions and voxel rankings."""
+    return curve_queries(kinds) | {
+        "lesion": f"""
+            with {entry_cte(kinds)}
+            select e.entry, t.subject, c.level, c.hit_iou_10, c.lesion_count
+            from lesion_curve as c
+            join entry as e using (method_id)
+            join test_subject as t using (subject_id)
+            where {REFERENCE_SETTING} and c.postprocess_id = 'plain' and c.lesion_definition_id = 'conn6_floor'""",
+        "ranking": f"""
+            with {entry_cte(kinds)}
+            select e.entry, t.subject, v.auroc, v.average_precision
+            from voxel_ranking as v
+            join entry as e using (method_id)
+            join test_subject as t using (subject_id)
+            where v.reference_id = 'canonical' and v.support_id = 'brain'""",
+        "histogram": f"""
+            with {entry_cte(kinds)}
+            select e.entry, t.subject, h.bin, h.positive_voxels, h.negative_voxels
+            from score_histogram as h
+            join entry as e using (method_id)
+            join test_subject as t using (subject_id)
+            where h.reference_id = 'canonical' and h.support_id = 'brain'""",
+    }
+
+
 CURVE_INPUTS = ("cohort_subject", "ranked_method", "threshold_choice", "threshold_curve")
 
 
@@ -171,7 +174,7 @@ class _Entry:
     subjects: dict[Measure, int]
 
 
-class _Cohort:
+class Cohort:
     """The resampled test cohort and the rows of every entry."""
 
     def __init__(self, protocol: Protocol, inputs: Inputs) -> None:
@@ -192,7 +195,7 @@ class _Cohort:
 
     def curves(self) -> list[Curve]:
         """The curve of every entry."""
-        parts = _by_entry(self.inputs["curve"], len(self.entries))
+        parts = by_entry(self.inputs["curve"], len(self.entries))
         return [Curve.of(rows, self.level_count + 1, self.resample.shape[1]) for rows in parts]
 
     def fixed_levels(self, rule: str) -> list[Integers]:
@@ -205,27 +208,29 @@ class _Cohort:
         return list(levels)
 
 
-def _by_entry(frame: pl.DataFrame, entries: int) -> list[pl.DataFrame]:
+def by_entry(frame: pl.DataFrame, entries: int) -> list[pl.DataFrame]:
+    """The rows of every entry in turn; no rows for an entry that has none."""
     parts = frame.partition_by("entry", as_dict=True)
     return [parts.get((entry,), frame.clear()) for entry in range(entries)]
 
 
-def _repeated(levels: Integers, resample: Resample) -> Integers:
+def repeated(levels: Integers, resample: Resample) -> Integers:
+    """The same levels in every replicate, points x replicates."""
     return np.repeat(levels[:, None], len(resample.counts), axis=1)
 
 
-def _dice_at_points(cohort: _Cohort, curve: Curve, validation: Integers) -> Floats:
+def _dice_at_points(cohort: Cohort, curve: Curve, validation: Integers) -> Floats:
     """Dice at the three operating points: operating points x aggregations x budgets x replicates."""
     blocks: list[Floats] = []
     for block in cohort.resample.blocks():
         above, below, weight = curve.matched(block, cohort.budgets, cohort.voxel_mm3)
-        levels = np.concatenate([_repeated(validation, block), above, below])
+        levels = np.concatenate([repeated(validation, block), above, below])
         fixed, matched, looser = np.split(curve.dice(block, levels, cohort.empty_dice), 3, axis=1)
         blocks.append(np.stack([fixed, matched, (1 - weight) * matched + weight * looser]))
     return np.concatenate(blocks, axis=-1)
 
 
-def _sensitivity_at_validation(cohort: _Cohort, rows: pl.DataFrame, validation: Integers) -> tuple[Floats, int]:
+def _sensitivity_at_validation(cohort: Cohort, rows: pl.DataFrame, validation: Integers) -> tuple[Floats, int]:
     """Lesion sensitivity, aggregations x budgets x replicates, and how many subjects have lesions."""
     subjects = cohort.resample.shape[1]
     places = [numbers(rows, "level").astype(np.int64), numbers(rows, "subject").astype(np.int64)]
@@ -235,14 +240,14 @@ def _sensitivity_at_validation(cohort: _Cohort, rows: pl.DataFrame, validation: 
     read, choice = np.unique(np.maximum(validation, 0), return_inverse=True)
     choice = np.where(validation == INFEASIBLE, INFEASIBLE, choice)
     blocks = [
-        aggregated_sensitivity(block, hits[None, read], lesions, _repeated(choice, block))[:, 0]
+        aggregated_sensitivity(block, hits[None, read], lesions, repeated(choice, block))[:, 0]
         for block in cohort.resample.blocks()
     ]
     return np.concatenate(blocks, axis=-1), int((lesions > 0).sum())
 
 
 def _entry(
-    cohort: _Cohort, place: int, curve: Curve, validation: Integers, rows: dict[str, pl.DataFrame], bins: int
+    cohort: Cohort, place: int, curve: Curve, validation: Integers, rows: dict[str, pl.DataFrame], bins: int
 ) -> _Entry:
     values: dict[Measure, Floats] = {}
     subjects: dict[Measure, int] = {}
@@ -266,7 +271,7 @@ def _entry(
 
 
 def _voxel_values(
-    cohort: _Cohort, rows: dict[str, pl.DataFrame], bins: int
+    cohort: Cohort, rows: dict[str, pl.DataFrame], bins: int
 ) -> dict[tuple[str, str], tuple[Floats, int]]:
     """Voxel metrics by metric and aggregation, with the subjects behind them."""
     subjects = cohort.resample.shape[1]
@@ -294,15 +299,15 @@ def _voxel_values(
     key=("family", "method_a", "method_b", "metric_id", "operating_point", "budget_cm3?", "aggregation_id"),
     columns=("estimate?", "estimate_low?", "estimate_high?", "p_value?", "n_subjects", "n_replicates"),
     inputs=(*CURVE_INPUTS, "lesion_curve", "voxel_ranking", "score_histogram"),
-    queries=CONTRAST_QUERIES,
+    queries=contrast_queries("kind <> 'configuration'"),
 )
 def contrast_estimate(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
     """Contrasts between methods, and between methods and baselines (never between two baselines)."""
-    cohort = _Cohort(protocol, inputs)
+    cohort = Cohort(protocol, inputs)
     if cohort.is_empty:
         return contrast_estimate.table.frame()
     count = len(cohort.entries)
-    parts = {name: _by_entry(inputs[name], count) for name in ("lesion", "ranking", "histogram")}
+    parts = {name: by_entry(inputs[name], count) for name in ("lesion", "ranking", "histogram")}
     entries: list[_Entry] = []
     for place, (curve, validation) in enumerate(zip(cohort.curves(), cohort.fixed_levels("validation"), strict=True)):
         rows = {name: frames[place] for name, frames in parts.items()}
@@ -319,14 +324,15 @@ def _contrast_rows(a: _Entry, b: _Entry, level: float) -> Iterator[tuple[object,
     differences = np.stack([a.values[measure] - b.values[measure] for measure in measures])
     differences[np.isnan(differences[:, 0])] = np.nan  # no estimate, no replicates of it
     low, high, defined = interval(differences[:, 1:], level)
-    columns = [_nullable(part) for part in (differences[:, 0], low, high, p_values(differences[:, 1:]))]
+    columns = [nullable(part) for part in (differences[:, 0], low, high, p_values(differences[:, 1:]))]
     for measure, count, *numbers_ in zip(measures, defined.tolist(), *columns, strict=True):
         key = (measure.metric_id, measure.operating_point, measure.budget_cm3, measure.aggregation_id)
         subjects = min(a.subjects[measure], b.subjects[measure])
         yield (f"{measure.family} {kind}", a.method_id, b.method_id, *key, *numbers_, subjects, count)
 
 
-def _nullable(values: Floats) -> list[float | None]:
+def nullable(values: Floats) -> list[float | None]:
+    """Values with None in place of NaN."""
     return [None if np.isnan(value) else value for value in values.tolist()]
 
 
@@ -408,7 +414,7 @@ def _series(name: str, values: Floats) -> pl.Series:
 )
 def gap_interval(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
     """Intervals of transfer gaps; `n_replicates` counts the replicates in which the budget can be matched."""
-    cohort = _Cohort(protocol, inputs)
+    cohort = Cohort(protocol, inputs)
     rows: list[tuple[object, ...]] = []
     if not cohort.is_empty:
         levels = zip(cohort.fixed_levels("validation"), cohort.fixed_levels("test_matched"), strict=True)
@@ -416,19 +422,19 @@ def gap_interval(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
             feasible = (validation != INFEASIBLE) & (matched != INFEASIBLE)
             gaps = _gaps(cohort, curve, validation, matched)[:, feasible, 1:]
             low, high, defined = interval(gaps, protocol.parameters.interval_level)
-            ends = [_nullable(part) for part in (low[0], high[0], low[1], high[1])]
+            ends = [nullable(part) for part in (low[0], high[0], low[1], high[1])]
             budgets: Sequence[float] = cohort.budgets[feasible].tolist()
             for budget, a, b, c, d, count in zip(budgets, *ends, defined[1].tolist(), strict=True):
                 rows.append((method, budget, a, b, "fixed_threshold", c, d, "reselected", count))
     return gap_interval.table.frame(rows)
 
 
-def _gaps(cohort: _Cohort, curve: Curve, validation: Integers, matched: Integers) -> Floats:
+def _gaps(cohort: Cohort, curve: Curve, validation: Integers, matched: Integers) -> Floats:
     """Mean and interpolated gap: the two x budgets x replicates."""
     blocks: list[Floats] = []
     for block in cohort.resample.blocks():
         above, below, weight = curve.matched(block, cohort.budgets, cohort.voxel_mm3)
-        levels = np.concatenate([_repeated(validation, block), _repeated(matched, block), above, below])
+        levels = np.concatenate([repeated(validation, block), repeated(matched, block), above, below])
         before, fixed, tighter, looser = np.split(curve.mean_dice(block, levels, cohort.empty_dice), 4)
         blocks.append(np.stack([fixed - before, (1 - weight) * tighter + weight * looser - before]))
     return np.concatenate(blocks, axis=-1)

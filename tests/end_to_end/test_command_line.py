@@ -298,6 +298,31 @@ def test_a_bad_mart_names_its_file(run: Run, own_study: Path, own_lake: Path) ->
     assert "wrong.sql reads nowhere" in err
 
 
+def test_a_study_replaces_a_hypothesis_and_a_wrong_one_is_named(run: Run, own_study: Path, own_lake: Path) -> None:
+    (own_study / "sql" / "hypothesis").mkdir(parents=True)
+    ours = own_study / "sql" / "hypothesis" / "H6_ours.sql"
+    ours.write_text(
+        "-- Our claim: every method is measured.\n-- criterion: one subject\n-- cases: every\n-- needs: a method\n"
+        "select 'primary' as configuration_set, method_id as item, n_subjects as estimate, null as estimate_low,\n"
+        "null as estimate_high, n_subjects - 1 as criterion_margin, n_subjects >= 1 as is_supported, 'so' as reason\n"
+        "from gate_summary\n"
+    )
+    file = own_study / "study.toml"
+    file.write_text(file.read_text().replace("[study]\n", '[study]\nsql = "sql"\n', 1))
+    code, out, _ = rebuild(run, own_study, own_lake)
+    assert code == 0
+    assert "Our claim" in out and "Ranking instability" in out and "Test-tuning optimism" not in out
+    assert scalar(own_lake, "select verdict from hypothesis where hypothesis_id = 'H6'") == "supported"
+    stored = scalar(own_lake, "select sql from hypothesis_criterion where hypothesis_id = 'H6'")
+    assert stored == ours.read_text()
+    before = release_of(own_lake)
+    ours.write_text(ours.read_text().replace("n_subjects as estimate", "n_people as estimate"))
+    code, _, err = rebuild(run, own_study, own_lake)
+    assert code == mirto.BAD_INPUT
+    assert "H6_ours.sql" in err and "n_people" in err
+    assert release_of(own_lake) == before
+
+
 def test_a_moved_lake_keeps_working(
     run: Run, study_folder: Path, own_lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,6 +370,8 @@ def test_query_formats(run: Run, published: Path) -> None:
     }
     table = run("query", published, "select subject_id from subject order by all", "--limit", "2")[1]
     assert "phantom01" in table and "phantom03" not in table and "2 shown" in table
+    wide = run("query", published, "from hypothesis where hypothesis_id = 'H1'")[1].splitlines()
+    assert wide[0] == "row 1" and any(line.split() == ["required_cases", "any"] for line in wide)
 
 
 def test_the_data_dictionary(run: Run, published: Path) -> None:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from expectations.protocol import Protocol, protocol
 from ingest.manifest import read_manifest
 from transforms import TRANSFORMS, resampling
+from transforms.gains import GAINS
 
 sklearn_metrics: Any = import_module("sklearn.metrics")
 
@@ -473,7 +474,62 @@ def mean_dice_at(twin: Twin, method: str, level: int, replicate: int) -> float:
     return aggregate(2 * tp[g > 0] / (p + g)[g > 0], "mean")
 
 
-NAMES = ("replicate_level", "replicate_statistic", "contrast_estimate", "operating_interval", "gap_interval")
+def gains_of(twin: Twin, method: str, level: int, postprocess: str, replicate: int) -> list[float]:
+    """Five gains of a point on the repeated subjects; plain maps are matched to the burden of the processed ones."""
+    taken = twin.taken[replicate]
+
+    def means(name: str) -> tuple[Array, Array, Array]:
+        curve, lesions = twin.curves[(method, *SETTING, name)], twin.lesions[(method, *SETTING, name, "conn6_floor")]
+        p, tp, g = (
+            curve[part].astype(np.int64)[:, taken]
+            for part in ("predicted_voxels", "true_positive_voxels", "reference_voxels")
+        )
+        dice = (2 * tp[:, g[0] > 0] / (p + g)[:, g[0] > 0]).mean(axis=1)
+        hits, count = (lesions[part].astype(np.int64)[:, taken].sum(axis=1) for part in ("hit_iou_10", "lesion_count"))
+        return (p - tp).mean(axis=1) * twin.mm3 / 1000, dice, hits / count
+
+    target, dice, sensitivity = (values[level] for values in means(postprocess))
+    burdens, plain, plain_sensitivity = means("plain")
+    above = next(k for k, burden in enumerate(burdens) if burden <= target + 1e-12)
+    below = max(above - 1, 0)
+    weight = (target - burdens[above]) / (burdens[below] - burdens[above]) if above else 0.0
+    equal, equal_sensitivity = (
+        (1 - weight) * values[above] + weight * values[below] for values in (plain, plain_sensitivity)
+    )
+    return [
+        *(dice - equal, dice - plain[level], plain[level] - equal),
+        *(sensitivity - equal_sensitivity, sensitivity - plain_sensitivity[level]),
+    ]
+
+
+def test_gains_have_the_intervals_of_the_repeated_subjects(
+    phantom_marts: duckdb.DuckDBPyConnection, twin: Twin, few: Protocol
+) -> None:
+    shown = {
+        (r["method_id"], r["budget_cm3"], r["postprocess_id"]): r
+        for r in phantom_marts.sql("from postprocess_gain").pl().to_dicts()
+    }
+    rows = resampled(phantom_marts, few, "gain_interval").to_dicts()
+    assert {(row["method_id"], row["budget_cm3"], row["postprocess_id"]) for row in rows} == shown.keys()
+    for row in rows:
+        key = (row["method_id"], row["budget_cm3"], row["postprocess_id"])
+        level = round(shown[key]["threshold"] * 200)
+        drawn = np.array([gains_of(twin, key[0], level, key[2], r) for r in range(REPLICATES + 1)]).T
+        for gain, values in zip(GAINS, drawn, strict=True):
+            assert shown[key][gain] == pytest.approx(values[0], abs=1e-12), gain
+            ends = np.nanquantile(values[1:], [0.025, 0.975]).tolist()
+            assert [row[f"{gain}_low"], row[f"{gain}_high"]] == pytest.approx(ends, abs=1e-9), gain
+        assert row["n_replicates"] == np.isfinite(drawn[0, 1:]).sum()
+
+
+NAMES = (
+    "replicate_level",
+    "replicate_statistic",
+    "contrast_estimate",
+    "operating_interval",
+    "gap_interval",
+    "gain_interval",
+)
 
 
 def test_neither_threads_nor_runs_change_a_bit(

@@ -229,6 +229,9 @@ OTHER_VALUES: dict[str, object] = {
     "contrast_replicates": 50,
     "stable_choice_share": 0.9,
     "interval_level": 0.9,
+    "slice_calipers_sd": [0.3],
+    "borrowed_donor_count": 5,
+    "calibration_share": 0.0,  # any other is refused beside the declared validation subjects
 }
 
 

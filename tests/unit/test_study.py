@@ -734,3 +734,31 @@ def test_whatever_a_pattern_holds_it_names_a_file_of_each_subject_or_is_refused(
         names = [study.locate(pattern, subject) for subject in study.subjects]
         assert len(set(names)) == len(study.subjects)
         assert all(Path(name).resolve().is_relative_to(folder) for name in names)
+
+
+TEST_ONLY = "subject_id,split\n" + "".join(f"s{n:02},test\n" for n in range(10))
+
+
+def test_a_share_of_test_subjects_is_drawn_for_calibration(tmp_path: Path) -> None:
+    def validation(line: str, subjects: str = TEST_ONLY) -> set[str]:
+        study = load(tmp_path, f"{STUDY}{line}\n", subjects)
+        return {subject.subject_id for subject in study.subjects if subject.split == "validation"}
+
+    drawn = validation("calibration_share = 0.4")
+    assert len(drawn) == 4 and drawn == validation("calibration_share = 0.4")
+    assert validation("calibration_share = 0.0") == set()
+    assert validation("calibration_share = 0.2") < drawn
+    seeds = [validation(f"calibration_share = 0.4\nseed = {seed}") for seed in range(30)]
+    assert set().union(*seeds) == {f"s{n:02}" for n in range(10)}
+    more = validation("calibration_share = 0.4", f"{TEST_ONLY}t1,test\n")
+    assert len(more & drawn) >= 3
+
+
+def test_a_share_needs_test_subjects_only_and_leaves_both_some(tmp_path: Path) -> None:
+    def refusal(share: float, subjects: str) -> str:
+        (problem,) = problems(tmp_path, f"{STUDY}calibration_share = {share}\n", subjects)
+        assert problem.field == "protocol.calibration_share"
+        return problem.found
+
+    assert "the subjects file declares 1" in refusal(0.4, TEST_ONLY.replace("s00,test", "s00,validation"))
+    assert "without any" in refusal(0.01, TEST_ONLY)

@@ -21,6 +21,7 @@ from expectations.tables import (
     ContractBroken,
     Table,
     breaches,
+    column_declaration,
     column_declarations,
     columns_of,
     lake_tables,
@@ -51,7 +52,21 @@ def test_every_column_of_a_lake_table_is_declared() -> None:
 
 def test_every_declared_column_is_used() -> None:
     used = {column.name for table in all_tables() for column in table.columns}
-    assert set(column_declarations()) == used
+    declared = set(column_declarations())
+    assert declared <= used
+    assert {name.rpartition("_")[0] for name in used - declared} <= declared
+    assert {name.rpartition("_")[2] for name in used - declared} == {"low", "high"}
+
+
+def test_an_end_of_an_interval_is_derived_from_its_column() -> None:
+    (low,) = columns_of((), ("share_low?",))
+    share = column_declaration("share")
+    assert low.nullable and (low.declaration.type, low.declaration.unit) == (share.type, share.unit)
+    assert (low.declaration.minimum, low.declaration.maximum) == (share.minimum, share.maximum)
+    assert low.meaning.startswith("Lower end of the percentile interval of share")
+    for unknown in ("no_such_column_low", "share_middle"):
+        with pytest.raises(KeyError):
+            column_declaration(unknown)
 
 
 def test_every_table_says_what_a_row_is_and_has_each_column_once() -> None:

@@ -1,0 +1,57 @@
+-- The same lesions are missed: methods miss much the same lesions.
+-- criterion: Jaccard index of the sets of missed lesions (no matched IoU of at least 0.10, validation threshold, reference budget) at least 0.70
+-- cases: every
+-- needs: two methods with a validation threshold at the reference budget, that miss lesions above the floor
+-- where methods declare the family `residual`, only those are compared
+with residual as (
+    select m.method_id, m.position
+    from ranked_method as m
+    join method as d using (method_id)
+    where m.is_ranked and m.kind = 'method'
+    qualify d.family = 'residual' or count_if(d.family = 'residual') over () < 2
+),
+test_lesion as (
+    select l.subject_id, l.lesion_id
+    from lesion as l
+    join cohort_subject as s on s.subject_id = l.subject_id and s.is_included and s.split = 'test'
+    where l.method_id is null and l.reference_id = 'canonical' and l.support_id = 'brain'
+        and l.lesion_definition_id = 'conn6_floor'
+),
+missed as (
+    select r.method_id, r.position, t.budget_cm3, l.subject_id, l.lesion_id
+    from residual as r
+    join threshold_choice as t using (method_id)
+    cross join protocol
+    cross join test_lesion as l
+    anti join lesion_match as h
+        on h.method_id = r.method_id and h.subject_id = l.subject_id and h.lesion_id = l.lesion_id
+        and h.level = t.level and h.postprocess_id = 'plain' and h.matched_iou >= 0.10
+    where t.threshold_rule_id = 'validation' and t.status = 'ok' and t.budget_cm3 = protocol.reference_budget_cm3
+        and t.reference_id = 'canonical' and t.support_id = 'brain' and t.voxel_volume_id = 'true'
+),
+missed_count as (
+    select method_id, position, count(*) as n from missed group by all
+),
+pair as (
+    select
+        a.method_id as method_a, b.method_id as method_b, a.n as missed_a, b.n as missed_b,
+        (
+            select count(*)
+            from missed as x
+            join missed as y using (subject_id, lesion_id)
+            where x.method_id = a.method_id and y.method_id = b.method_id
+        ) as missed_by_both
+    from missed_count as a
+    join missed_count as b on a.position < b.position
+)
+select
+    'primary' as configuration_set,
+    method_a || ' and ' || method_b as item,
+    missed_by_both / (missed_a + missed_b - missed_by_both) as estimate,
+    null as estimate_low, null as estimate_high,
+    estimate - 0.70 as criterion_margin,
+    estimate >= 0.70 as is_supported,
+    format(
+        '{} and {} miss {} and {} lesions, {} of them both', method_a, method_b, missed_a, missed_b, missed_by_both
+    ) as reason
+from pair

@@ -1,0 +1,17 @@
+-- Gap at the smallest budget: thresholds matched on test overstate Dice where the budget is tightest.
+-- criterion: interval of the mean transfer gap above 0
+-- cases: any
+-- needs: a method with a validation threshold that reaches the smallest budget on test
+select
+    'primary' as configuration_set,
+    g.method_id as item,
+    g.gap_mean as estimate, g.gap_mean_low as estimate_low, g.gap_mean_high as estimate_high,
+    g.gap_mean_low as criterion_margin,
+    g.gap_mean_low > 0 as is_supported,
+    format(
+        'gap of {}: {:+.4f}; a nominal {:g} cm3 realises {:.1f} on test with the validation threshold',
+        g.method_id, g.gap_mean, g.budget_cm3, g.validation_burden_cm3
+    ) as reason
+from transfer_gap as g
+join ranked_method as m on m.method_id = g.method_id and m.kind = 'method'
+where g.budget_cm3 = (select min(budget_cm3) from budget) and g.gap_mean is not null

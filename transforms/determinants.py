@@ -1,0 +1,202 @@
+"""What makes a lesion detectable: hits regressed on the lesion's volume, contrast and place (protocol, section 9).
+
+Two models of the same lesions: logistic regression with Firth's penalty, which stays finite under separation, with
+profile intervals (Firth, 1993, doi:10.1093/biomet/80.1.27; Heinze & Schemper, 2002, doi:10.1002/sim.1047); and
+generalised estimating equations with an exchangeable correlation within subjects and robust errors (Liang & Zeger,
+1986, doi:10.1093/biomet/73.1.13).
+"""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from scipy import optimize, stats
+
+from expectations.protocol import Protocol
+from transforms.catalog import Inputs, declared
+from transforms.resampling import Floats, Integers
+
+TERMS = ("log_volume", "contrast", "relative_position")
+COLUMNS = {"log_volume": pl.col("volume_mm3").log(), "contrast": pl.col("mean_contrast")}
+STEPS, TOLERANCE, LARGEST_STEP = 200, 1e-10, 5.0
+SEPARATED = 30.0  # log odds per standard deviation: beyond, they have no maximum and merely stopped growing
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Log odds of each covariate with its interval; all NaN where they cannot be had, and then why."""
+
+    log_odds: Floats
+    low: Floats
+    high: Floats
+    reason: str | None = None
+
+
+def penalised_likelihood(design: Floats, hit: Floats, weights: Floats) -> float:
+    """Log likelihood of a logistic model plus half the log determinant of its information (Jeffreys' prior).
+
+    Args:
+        design: Lesions x covariates, an intercept among them.
+        hit: 0 or 1 per lesion.
+        weights: Log odds per covariate.
+    """
+    linear = design @ weights
+    probability = 1 / (1 + np.exp(-linear))
+    information = (design * (probability * (1 - probability))[:, None]).T @ design
+    return float(hit @ linear - np.logaddexp(0, linear).sum() + 0.5 * np.linalg.slogdet(information)[1])
+
+
+def fit_firth(design: Floats, hit: Floats, fixed: dict[int, float] | None = None) -> tuple[Floats, float]:
+    """Maximise the penalised likelihood by Newton steps, halved where they overshoot.
+
+    Args:
+        design: Lesions x covariates, an intercept among them.
+        hit: 0 or 1 per lesion.
+        fixed: Covariates (by position) that are held at a value.
+
+    Returns:
+        Log odds per covariate, and the penalised log likelihood there.
+    """
+    weights = np.zeros(design.shape[1])
+    for place, value in (fixed or {}).items():
+        weights[place] = value
+    free = np.array([place for place in range(len(weights)) if place not in (fixed or {})], np.int64)
+    best = penalised_likelihood(design, hit, weights)
+    for _ in range(STEPS):
+        step = _newton_step(design, hit, weights, free)
+        while (reached := penalised_likelihood(design, hit, weights + step)) < best and np.abs(step).max() > TOLERANCE:
+            step = step / 2
+        if reached <= best or np.abs(step).max() <= TOLERANCE:
+            break
+        weights, best = weights + step, reached
+    return weights, best
+
+
+def _newton_step(design: Floats, hit: Floats, weights: Floats, free: Integers) -> Floats:
+    probability = 1 / (1 + np.exp(-(design @ weights)))
+    variance = probability * (1 - probability)
+    information = (design * variance[:, None]).T @ design
+    leverage = variance * np.einsum("ij,jk,ik->i", design, np.linalg.inv(information), design)
+    score = design.T @ (hit - probability + leverage * (0.5 - probability))
+    step = np.zeros(len(weights))
+    step[free] = np.linalg.solve(information[np.ix_(free, free)], score[free])
+    return step / max(1.0, np.abs(step).max() / LARGEST_STEP)
+
+
+def firth(covariates: Floats, hit: Floats, level: float) -> Estimate:
+    """Firth's logistic regression with profile likelihood intervals.
+
+    Args:
+        covariates: Lesions x covariates, standardised; an intercept is added.
+        hit: 0 or 1 per lesion.
+        level: Coverage of the intervals.
+    """
+    design = np.column_stack([np.ones(len(hit)), covariates])
+    weights, best = fit_firth(design, hit)
+    drop = stats.chi2.ppf(level, 1) / 2
+    ends = np.array([_profile(design, hit, place, weights[place], best - drop) for place in range(1, len(weights))])
+    return Estimate(weights[1:], ends[:, 0], ends[:, 1])
+
+
+def _profile(design: Floats, hit: Floats, place: int, centre: float, floor: float) -> tuple[float, float]:
+    """Where the profile of one covariate falls to a floor, on both sides of its maximum."""
+
+    def above(value: float) -> float:
+        return fit_firth(design, hit, {place: value})[1] - floor
+
+    ends: list[float] = []
+    for direction in (-1.0, 1.0):
+        reach = 0.5
+        while above(centre + direction * reach) > 0:
+            reach *= 2
+        ends.append(float(optimize.brentq(above, centre, centre + direction * reach, xtol=1e-8)))
+    return ends[0], ends[1]
+
+
+def gee(covariates: Floats, hit: Floats, subjects: Floats, level: float) -> Estimate:
+    """Generalised estimating equations: binomial, exchangeable within subjects, robust errors, Wald intervals.
+
+    Args:
+        covariates: Lesions x covariates, standardised; an intercept is added.
+        hit: 0 or 1 per lesion.
+        subjects: A number per subject.
+        level: Coverage of the intervals.
+    """
+    from statsmodels.genmod.cov_struct import Exchangeable
+    from statsmodels.genmod.families import Binomial
+    from statsmodels.genmod.generalized_estimating_equations import GEE
+
+    design = np.column_stack([np.ones(len(hit)), covariates])
+    nothing = np.full(covariates.shape[1], np.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what they warn of is asked below
+        try:
+            fit = GEE(hit, design, subjects, family=Binomial(), cov_struct=Exchangeable()).fit(maxiter=STEPS)
+        except (np.linalg.LinAlgError, ValueError, ZeroDivisionError) as error:
+            return Estimate(nothing, nothing, nothing, f"the equations have no solution: {error}")
+    found, half = fit.params[1:], stats.norm.ppf((1 + level) / 2) * fit.bse[1:]
+    if not fit.converged or not np.isfinite([*found, *half]).all() or np.abs(found).max() > SEPARATED:
+        return Estimate(nothing, nothing, nothing, "the equations do not converge: the covariates separate the hits")
+    return Estimate(found, found - half, found + half)
+
+
+@declared(
+    name="determinant",
+    row="One row per method, regression and covariate: how the odds of detecting a lesion change with one standard "
+    "deviation of it.",
+    key=("method_id", "regression", "covariate"),
+    columns=(
+        *("log_odds?", "log_odds_low?", "log_odds_high?", "detected_count", "lesion_total", "n_subjects"),
+        *("status", "reason?"),
+    ),
+    inputs=("lesion_detection",),
+)
+def determinant(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
+    """Both regressions for every method; covariates are standardised over the method's lesions."""
+    rows: list[tuple[object, ...]] = []
+    lesions = inputs["lesion_detection"].with_columns(**COLUMNS).sort("method_id", "subject_id", "lesion_id")
+    for part in lesions.partition_by("method_id", maintain_order=True):
+        rows += _method_rows(part, protocol.parameters.interval_level)
+    return determinant.table.frame(rows)
+
+
+def _method_rows(lesions: pl.DataFrame, level: float) -> Iterator[tuple[object, ...]]:
+    method = lesions.item(0, "method_id")
+    present = [term for term in TERMS if lesions.get_column(term).null_count() == 0]
+    present = [term for term in present if lesions.get_column(term).n_unique() > 1]
+    hit = lesions.get_column("is_detected").to_numpy().astype(np.float64)
+    subjects = lesions.get_column("subject_id").rank("dense").to_numpy().astype(np.float64)
+    counts = (int(hit.sum()), len(hit), lesions.get_column("subject_id").n_unique())
+    reason = _unfit(counts, len(present))
+    covariates = lesions.select(present).to_numpy()
+    scaled = (covariates - covariates.mean(axis=0)) / covariates.std(axis=0)
+    for name in ("firth", "gee"):
+        nothing = np.full(len(present), np.nan)
+        if reason:
+            found = Estimate(nothing, nothing, nothing, reason)
+        else:
+            found = firth(scaled, hit, level) if name == "firth" else gee(scaled, hit, subjects, level)
+        for term in TERMS:
+            if term not in present:
+                missing = f"{term.replace('_', ' ')} is not known for every lesion, or the same for all"
+                yield (method, name, term, None, None, None, *counts, "unavailable", missing)
+                continue
+            place = present.index(term)
+            values = [float(part[place]) for part in (found.log_odds, found.low, found.high)]
+            numbers = [None if np.isnan(value) else value for value in values]
+            status = "unavailable" if found.reason else "ok" if len(present) == len(TERMS) else "degraded"
+            lacking = [one.replace("_", " ") for one in TERMS if one not in present]
+            why = found.reason or (f"fitted without {' and '.join(lacking)}" if lacking else None)
+            yield (method, name, term, *numbers, *counts, status, why)
+
+
+def _unfit(counts: tuple[int, int, int], covariates: int) -> str | None:
+    """Why nothing can be fitted, if so: all lesions alike, or too few of them."""
+    detected, lesions, subjects = counts
+    if detected in (0, lesions):
+        return f"{detected} of {lesions} lesions are detected: there is nothing to explain"
+    if lesions <= covariates + 1 or subjects < 2:
+        return f"{lesions} lesions of {subjects} subjects are too few for {covariates} covariates"
+    return None if covariates else "no covariate varies"
