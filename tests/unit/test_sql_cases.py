@@ -48,6 +48,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
+from expectations.protocol import protocol
 from expectations.tables import Table, lake_tables
 from ingest.manifest import Manifest
 from marts.catalog import Mart, marts
@@ -150,12 +151,18 @@ def kinds_of(table: Table, columns: Sequence[str]) -> dict[str, str]:
     return {name: kinds[name] for name in columns}
 
 
+def frame_of(name: str, rows: Sequence[Mapping[str, object]]) -> pl.DataFrame:
+    """Rows of a table; null in columns that they leave out."""
+    table = known_tables()[name]
+    return table.frame([[row.get(column) for column in table.column_names] for row in rows])
+
+
 def given_frame(table: Table, text: str, same: Mapping[str, object]) -> pl.DataFrame:
     """A given table: the columns of the text, those that hold one value, and null in all others."""
     columns, rows = block(text)
     kinds = kinds_of(table, columns)
     values = [dict(same) | {c: value_of(v, kinds[c]) for c, v in zip(columns, row, strict=True)} for row in rows]
-    return table.frame([[row.get(name) for name in table.column_names] for row in values])
+    return frame_of(table.name, values)
 
 
 def shown(value: Any) -> str:
@@ -260,12 +267,14 @@ def methods_frame(methods: Sequence[str]) -> pl.DataFrame:
 
 
 def universe_frame(universes: Sequence[dict[str, object]]) -> pl.DataFrame:
-    table = known_tables()["universe"]
-    rows = [
-        ALONE | {"universe_id": k, "cell_id": k, "is_defensible": True, "is_reference": k == 0, "status": "ok"} | levels
-        for k, levels in enumerate(universes)
-    ]
-    return table.frame([[row.get(name) for name in table.column_names] for row in rows])
+    scored: dict[str, object] = {"is_defensible": True, "status": "ok"}
+    return frame_of(
+        "universe",
+        [
+            ALONE | scored | {"universe_id": k, "cell_id": k, "is_reference": k == 0} | levels
+            for k, levels in enumerate(universes)
+        ],
+    )
 
 
 def scores_frame(scores: NDArray[np.float64], methods: Sequence[str]) -> pl.DataFrame:
@@ -332,3 +341,46 @@ def test_rank_agreement_is_that_of_scipy(method_count: int, seed: int) -> None:
     peer = [float(stats.kendalltau(line, scores[0]).statistic) for line in scores]
     np.testing.assert_allclose(taus, peer, rtol=0, atol=1e-12)
     assert np.isnan(taus[1]) and (taus < 1).any()
+
+
+@pytest.mark.parametrize("n", [8, 9, 18, 19, 24])
+def test_conformal_thresholds_are_those_of_a_search_in_fractions(n: int) -> None:
+    """CRC by its definition: the smallest level with (exceedances + 1) / (n + 1) <= alpha; burdens of whole cm3.
+
+    At n = 9, 19 and 24 alpha (n + 1) is whole for some alpha, and one subject fewer is infeasible or stricter.
+    """
+    generator, budget = np.random.Generator(np.random.PCG64(n)), 20
+    false_positives = -np.sort(-generator.integers(0, 60, (n, 201)), axis=1)
+    same = {"method_id": "a", "reference_id": "canonical", "support_id": "brain", "voxel_volume_id": "true"}
+    same |= {"postprocess_id": "plain", "split": "validation", "is_included": True, "is_ranked": True}
+    same |= {"voxel_mm3": 1000.0, "true_positive_voxels": 0, "reference_voxels": 1, "kind": "method", "position": 0}
+    given = {
+        "threshold_curve": frame_of(
+            "threshold_curve",
+            [
+                same | {"subject_id": str(i), "level": k, "threshold": k / 200, "predicted_voxels": count}
+                for i, curve in enumerate(false_positives.tolist())
+                for k, count in enumerate(curve)
+            ],
+        ),
+        "cohort_subject": frame_of("cohort_subject", [same | {"subject_id": str(i)} for i in range(n)]),
+        "method": frame_of("method", [same]),
+        "ranked_method": frame_of("ranked_method", [same]),
+    }
+    study = protocol({"budgets_cm3": [float(budget)]})
+    given["calibration_rule"] = TRANSFORMS["calibration_rule"].compute(study, given)
+    case = Case(
+        "threshold_choice",
+        given,
+        through=["subject_curve", "cohort_curve", "exceedance_curve"],
+        overrides={"budgets_cm3": [float(budget)]},
+    )
+    with built(case) as connection:
+        query = "select threshold_rule_id, level from threshold_choice where threshold_rule_id like 'crc_%0%'"
+        found = dict(connection.sql(query).fetchall())
+    exceeding = (false_positives > budget).sum(axis=0).tolist()
+    for rule in study.threshold_rules:
+        if rule.kind == "crc" and rule.exact_alpha is not None:
+            kept = [k for k, count in enumerate(exceeding) if Fraction(count + 1, n + 1) <= rule.exact_alpha]
+            assert found[rule.id] == (kept[0] if kept else None), rule.id
+    assert (found["crc_10"] is None) == (n < 9) and (found["crc_05"] is None) == (n < 19)
