@@ -218,6 +218,10 @@ def test_case(file: Path) -> None:
     assert broken == content.get("breaks", [])
 
 
+def test_every_mart_has_a_case() -> None:
+    assert {file.parent.name for file in case_files()} == set(known_marts())
+
+
 # The runner
 
 
