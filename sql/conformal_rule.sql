@@ -6,6 +6,7 @@
 --   betabinomial_exceedance_high?, betabinomial_within_alpha?
 -- stop: (status = 'ok') = (exceedance is not null) | a rule that stands shows no exceedance, or one that does not shows one; report this defect
 -- stop: abs(exceedance * n_subjects - burden_exceedance_count) < 1e-6 | subjects above the budget are counted in two ways that differ; report this defect
+
 -- canonical reference, brain, true voxel volume, plain maps; the interval is Clopper-Pearson's
 with rule as (
     select t.method_id, t.threshold_rule_id, t.budget_cm3, t.level, t.threshold, t.status, t.reason

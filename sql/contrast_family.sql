@@ -6,7 +6,7 @@ select
     family,
     count(*) as contrast_count,
     count(p_value) as tested_count,
-    count_if(p_holm <= 1 - interval_level) as significant_count,
+    count(*) filter (p_holm <= 1 - interval_level) as significant_count,
     bool_or(is_resolvable) as is_resolvable
 from paired_contrast
 cross join protocol

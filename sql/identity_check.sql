@@ -182,6 +182,29 @@ floor_identity as (
     cross join (select lesions from lesion_number where lesion_definition_id = 'conn6_floor') as f
     cross join (select lesions from lesion_number where lesion_definition_id = 'conn6_all') as a
 ),
+-- classes of lesion size, counted lesion by lesion, add up to the sensitivity that hits per subject give
+size_class_sum as (
+    select
+        method_id, threshold_rule_id, budget_cm3, postprocess_id, lesion_definition_id, hit_criterion_id,
+        sum(hit_count)::double / sum(n_lesions) as sensitivity
+    from lesion_sensitivity
+    where size_class <> 'all'
+    group by all
+),
+size_classes as (
+    select
+        'lesion_size_classes' as identity,
+        format('{} {} {} {} at {:g} cm3', method_id, threshold_rule_id, postprocess_id, hit_criterion_id, budget_cm3)
+            as item,
+        c.sensitivity as left_value,
+        s.sensitivity_pooled as right_value,
+        1e-9 as tolerance
+    from size_class_sum as c
+    join lesion_score as s using (
+        method_id, threshold_rule_id, budget_cm3, postprocess_id, lesion_definition_id, hit_criterion_id
+    )
+    where s.reference_id = 'canonical' and s.support_id = 'brain' and s.voxel_volume_id = 'true'
+),
 -- coverage identity: a prediction inside the reference has Dice 2 r / (1 + r), r being the share it covers
 covered as (
     select c.method_id, c.dice, c.predicted_voxels / v.positive_voxels as coverage
@@ -238,6 +261,8 @@ every_side as (
     from identity_5
     union all by name
     from floor_identity
+    union all by name
+    from size_classes
     union all by name
     from coverage_identity
     union all by name

@@ -1,7 +1,8 @@
-"""The notebook as a researcher runs it: on a fresh release, from the root or from its own folder, without an error."""
+"""The notebooks as a researcher runs them: on a fresh release, from the root or their own folder, without an error."""
 
 import json
 import re
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from ingest.run import Ingest
 from marts.lake import LIVE, build_release, connect
 
 ROOT = Path(__file__).parents[2]
-FIRST_LOOK = ROOT / "notebooks" / "first_look.ipynb"
+NOTEBOOKS = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
 ABSOLUTE_PATH = re.compile(r"""(?:^|[\s"'`(=])(?:/|~/|[A-Za-z]:[\\/]{1,2})[\w.]""", re.MULTILINE)
 
 
@@ -43,9 +44,9 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.Monke
     return monkeypatch
 
 
-def stored() -> NotebookNode:
-    """The notebook as it lies in the repository, each cell's lines joined."""
-    notebook = json.loads(FIRST_LOOK.read_text(encoding="utf-8"), object_hook=NotebookNode)
+def stored(name: str) -> NotebookNode:
+    """A notebook as it lies in the repository, each cell's lines joined."""
+    notebook = json.loads((ROOT / "notebooks" / name).read_text(encoding="utf-8"), object_hook=NotebookNode)
     assert isinstance(notebook, NotebookNode)
     for cell in notebook["cells"]:
         cell["source"] = "".join(cell["source"])
@@ -64,45 +65,71 @@ def of_kind(shown: list[dict[str, Any]], mime: str) -> list[str]:
     return [output["data"][mime] for output in shown if mime in output.get("data", {})]
 
 
-def test_it_runs_on_a_release(lake: Path, tmp_path: Path, environment: pytest.MonkeyPatch) -> None:
+@dataclass(frozen=True)
+class Run:
+    """What the cells of a notebook show, the figures it kept, and what it could have known."""
+
+    outputs: list[dict[str, Any]]
+    figures: set[str]
+    methods: set[str]
+    metrics: set[str]
+
+    @property
+    def cells(self) -> set[str]:
+        """The texts in the cells of its tables."""
+        return set(re.findall(r"<t[dh]>([^<]+)</t[dh]>", "".join(of_kind(self.outputs, "text/html"))))
+
+
+def run(name: str, lake: Path, folder: Path, environment: pytest.MonkeyPatch) -> Run:
+    """Run a notebook on a lake, which it must leave as it is, without an error or a warning."""
     environment.setenv("MIRTO_LAKE", str(lake))
-    environment.setenv("MIRTO_FIGURES", str(tmp_path / "figures"))
+    environment.setenv("MIRTO_FIGURES", str(folder))
     before = sha256((lake / LIVE).read_bytes()).digest()
     with connect(lake) as release:
         methods = {method for (method,) in release.execute("select method_id from ranked_method").fetchall()}
-        metrics = release.execute("select distinct metric_id from universe where status = 'ok'").fetchall()
-
-    shown = outputs(stored(), ROOT)
-
+        metrics = {m for (m,) in release.execute("select metric_id from universe where status = 'ok'").fetchall()}
+    shown = outputs(stored(name), ROOT)
     assert [output for output in shown if output["output_type"] == "error"] == []
     assert [output["text"] for output in shown if "Warning" in output.get("text", "")] == []
-    assert len(of_kind(shown, "image/png")) == 4
-    assert {file.name for file in (tmp_path / "figures").iterdir()} == {
-        "gate.pdf",
-        "burden.pdf",
-        "curve_dice.pdf",
-        "variance.pdf",
-    }
-    tables = of_kind(shown, "text/html")
+    assert sha256((lake / LIVE).read_bytes()).digest() == before
+    return Run(shown, {file.stem for file in folder.iterdir()}, methods, metrics)
+
+
+def test_the_first_look_runs_on_a_release(lake: Path, tmp_path: Path, environment: pytest.MonkeyPatch) -> None:
+    first_look = run("first_look.ipynb", lake, tmp_path / "figures", environment)
+    assert len(of_kind(first_look.outputs, "image/png")) == 4
+    assert first_look.figures == {"gate", "burden", "curve_dice", "variance"}
+    tables = of_kind(first_look.outputs, "text/html")
     assert len(tables) == 6
     assert "phantom" in tables[0]
-    cells = set(re.findall(r"<t[dh]>([^<]+)</t[dh]>", "".join(tables)))
-    assert methods | {metric for (metric,) in metrics} <= cells
-    assert sha256((lake / LIVE).read_bytes()).digest() == before
+    assert first_look.methods | first_look.metrics <= first_look.cells
+
+
+def test_the_multiverse_runs_on_a_release(lake: Path, tmp_path: Path, environment: pytest.MonkeyPatch) -> None:
+    multiverse = run("multiverse.ipynb", lake, tmp_path / "figures", environment)
+    once = {"flips", "variance", "variance_terms", "transfer", "contrasts", "orders"}
+    assert multiverse.figures == once | {f"curves_{metric}" for metric in multiverse.metrics}
+    assert len(of_kind(multiverse.outputs, "image/png")) == len(multiverse.figures)
+    assert multiverse.metrics <= multiverse.cells
+    said = "".join(output["text"] for output in multiverse.outputs if output["output_type"] == "stream")
+    assert "crc_05: needs 19 validation subjects, the cohort has 10" in said
 
 
 @pytest.mark.usefixtures("environment")
-def test_it_finds_the_demo_from_its_own_folder(lake: Path) -> None:
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_it_finds_the_demo_from_its_own_folder(name: str, lake: Path) -> None:
     folder = lake.parents[1] / "notebooks"
-    folder.mkdir()
-    notebook = stored()
+    folder.mkdir(exist_ok=True)
+    shown_first = {"first_look.ipynb": "phantom", "multiverse.ipynb": "lesion_sensitivity"}
+    notebook = stored(name)
     first = next(i for i, cell in enumerate(notebook["cells"]) if cell["cell_type"] == "code")
     notebook["cells"] = notebook["cells"][: first + 1]
-    assert "phantom" in of_kind(outputs(notebook, folder), "text/html")[0]
+    assert shown_first[name] in of_kind(outputs(notebook, folder), "text/html")[0]
 
 
-def test_it_is_stored_without_outputs() -> None:
-    notebook = stored()
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_it_is_stored_without_outputs(name: str) -> None:
+    notebook = stored(name)
     validate(notebook)
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
@@ -117,6 +144,7 @@ def test_the_pattern_finds_absolute_paths(path: str) -> None:
     assert ABSOLUTE_PATH.search(path)
 
 
-def test_it_is_stored_without_absolute_paths() -> None:
-    sources = [cell["source"] for cell in stored()["cells"]]
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_it_is_stored_without_absolute_paths(name: str) -> None:
+    sources = [cell["source"] for cell in stored(name)["cells"]]
     assert [source for source in sources if ABSOLUTE_PATH.search(source)] == []

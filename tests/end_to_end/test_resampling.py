@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 import pytest
 from numpy.typing import NDArray
+from scipy import stats
 
 from expectations.protocol import Protocol, protocol
 from ingest.manifest import read_manifest
@@ -388,6 +389,41 @@ def test_contrasts_are_those_of_the_repeated_subjects(
         assert row["p_value"] == pytest.approx(min(1, 2 * (1 + sides) / (len(kept) + 1)))
         seen.add((row["metric_id"], row["operating_point"], row["aggregation_id"]))
     assert len(seen) >= 9 + 3 + 4
+
+
+def test_contrast_intervals_are_those_of_scipy(phantom_marts: duckdb.DuckDBPyConnection, few: Protocol) -> None:
+    """Paired bootstrap of mean Dice at validation thresholds: the same generator draws the same subjects."""
+    rows = resampled(phantom_marts, few, "contrast_estimate").filter(
+        pl.col("estimate").is_not_null(), metric_id="dice", operating_point="validation", aggregation_id="mean"
+    )
+    assert rows.height >= 8
+    query = """
+        select dice from operating_subject
+        where method_id = $method and threshold_rule_id = 'validation' and budget_cm3 = $budget
+            and postprocess_id = 'plain'
+        order by subject_id"""
+    for row in rows.iter_rows(named=True):
+        keys = [{"method": row[name], "budget": row["budget_cm3"]} for name in ("method_a", "method_b")]
+        pair = [np.array(phantom_marts.execute(query, key).fetchall(), np.float64)[:, 0] for key in keys]
+        peer = stats.bootstrap(
+            pair,
+            mean_difference,
+            paired=True,
+            n_resamples=REPLICATES,
+            method="percentile",
+            rng=np.random.Generator(np.random.PCG64(few.parameters.seed)),
+        )
+        drawn = peer.bootstrap_distribution[~np.isnan(peer.bootstrap_distribution)]
+        assert len(drawn) == row["n_replicates"]
+        ends = np.quantile(drawn, [0.025, 0.975]).tolist()
+        assert [row["estimate_low"], row["estimate_high"]] == pytest.approx(ends, abs=1e-12)
+
+
+def mean_difference(a: Array, b: Array, axis: int = -1) -> Array:
+    """Difference of means over subjects that have a value; NaN where there are none."""
+    count = (~np.isnan(a)).sum(axis=axis)
+    total = np.nansum(a - b, axis=axis)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 def test_pairs_and_families_are_the_declared_ones(phantom_marts: duckdb.DuckDBPyConnection, twin: Twin) -> None:

@@ -274,6 +274,21 @@ def test_simulated_calibration_sets_follow_the_law(n: int, alpha: Fraction) -> N
     assert exceedance.mean() == pytest.approx(law.mean, abs=5 * math.sqrt(variance / sets))
 
 
+@pytest.mark.parametrize(("n", "alpha"), [(9, TENTH), (19, Fraction(1, 20)), (24, FIFTH)])
+def test_simulated_cohorts_show_exceedances_as_the_law_says(n: int, alpha: Fraction) -> None:
+    """20,000 times n subjects calibrate and 37 others are counted; alpha (n + 1) is whole, so the mean is alpha."""
+    sets, j, n_test = 20_000, allowed_by_crc(n, alpha), 37
+    scores = np.random.Generator(np.random.PCG64(7)).random((sets, n + n_test))
+    thresholds = np.sort(scores[:, :n], axis=1)[:, n - j - 1]
+    counts = (scores[:, n:] > thresholds[:, None]).sum(axis=1)
+    law, band = betabinomial(n, j, n_test), math.sqrt(math.log(2 / 1e-6) / 2 / sets)
+    for k in range(n_test + 1):
+        assert np.mean(counts <= k) == pytest.approx(float(law.cumulative[k]), abs=band)
+    spread = law.mean * (1 - law.mean) / (n + 2) * (1 + (n + 1) / n_test)
+    assert law.mean == float(alpha)
+    assert counts.mean() / n_test == pytest.approx(law.mean, abs=5 * math.sqrt(spread / sets))
+
+
 # Intervals
 
 
