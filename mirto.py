@@ -226,6 +226,34 @@ def _show_verdicts(verdicts: Verdicts) -> None:
 
 
 @app.command()
+def propose(
+    study: StudyArgument,
+    method: Annotated[str, typer.Argument(help="The id of a method with own references.", metavar="METHOD")],
+    subjects: Annotated[int, typer.Option("--subjects", min=1, help="How many subjects to compare, by id.")] = 10,
+) -> None:
+    """Propose a method's transform from its own references, never from scores, as lines for the study file."""
+    from expectations.study import load_study
+    from ingest.propose import propose as search
+
+    loaded = load_study(study)
+    with err.status("comparing references"):
+        found = search(loaded, method, subjects)
+    count, tolerance = len(found.subject_ids), loaded.protocol.parameters.overlap_tolerance
+    out.print(f"From the own references of {count} subjects ({found.subject_ids[0]} to {found.subject_ids[-1]}):\n")
+    for place, proposal in enumerate(found.proposals):
+        told = f"{place + 1}. overlap {proposal.overlap:.4f}; in view: overlap {proposal.dice_in_view:.4f} of"
+        told += f" {100 * proposal.in_view_fraction:.1f} % of the reference"
+        likeness = found.likeness(proposal, tolerance) if place else None
+        out.print(told + (" (as declared)" if place == found.declared_place else ""), markup=False, soft_wrap=True)
+        if likeness is not None:
+            out.print(f"   It {likeness}.", markup=False, soft_wrap=True)
+        out.print(indent(f"[method.transform]\n{proposal.study_lines}\n", "   "), markup=False, soft_wrap=True)
+    if found.declared is not None and found.declared_place is None:
+        out.print(f"The declared transform gives {found.declared.overlap:.4f} on these subjects.")
+    out.print("Judge it with `mirto gate`, and look at it with `mirto look`: it was chosen on these subjects.")
+
+
+@app.command()
 def ingest(study: StudyArgument, lake: LakeOption, workers: Workers = 0, scheduler: Scheduler = None) -> None:
     """Measure what is missing or changed; a run that was killed resumes where it stopped."""
     from expectations.study import load_study
