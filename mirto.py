@@ -254,6 +254,24 @@ def propose(
 
 
 @app.command()
+def look(
+    study: StudyArgument,
+    method: Annotated[str, typer.Argument(help="The id of a method or baseline.", metavar="METHOD")],
+    subject: Annotated[str, typer.Argument(help="The id of a subject.", metavar="SUBJECT")],
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="The PNG to write; look_METHOD_SUBJECT.png here without it.")
+    ] = None,
+) -> None:
+    """Draw a map with the outlines of its references: a misregistration is seen at a glance."""
+    from expectations.study import load_study
+    from ingest.look import draw, look_at
+
+    file = out_file or Path(f"look_{method}_{subject}.png")
+    draw(look_at(load_study(study), method, subject), file)
+    out.print(f"Drawn in {file}.", markup=False, soft_wrap=True)
+
+
+@app.command()
 def ingest(study: StudyArgument, lake: LakeOption, workers: Workers = 0, scheduler: Scheduler = None) -> None:
     """Measure what is missing or changed; a run that was killed resumes where it stopped."""
     from expectations.study import load_study
