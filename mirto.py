@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from expectations.suites import Finding
     from ingest.jobs import Runner
     from ingest.manifest import Failure, Manifest
-    from ingest.run import Progress, Report
+    from ingest.run import GateReport, Progress, Report
+    from marts.gate import Verdicts
 
 STOPPED, BAD_INPUT, BUSY, NOT_FOUND = 1, 2, 3, 4
 EXIT_CODES = {
@@ -38,6 +40,22 @@ EXIT_CODES = {
 }
 FAILURES_SHOWN = 20
 WIDEST_CELL = 40  # characters of a cell that a table counts on; longer ones fold
+FEW_PAIRS = 100  # of a method and a subject: two worker processes take as long to start as these take in one
+GATE_COLUMNS = {
+    "method_id": "method",
+    "verdict": "verdict",
+    "n_subjects": "n",
+    "passed_count": "passed",
+    "label_fidelity_count": "fidelity",
+    "misregistered_count": "misplaced",
+    "not_assessable_count": "unclear",
+    "dice_in_view_median": "overlap",
+    "dice_in_view_minimum": "lowest",
+    "centroid_mm_median": "mm apart",
+    "in_view_fraction_median": "in view",
+    "best_candidate": "best candidate",
+    "margin": "margin",
+}
 PLAN_COLUMNS = {
     "threshold_rule_id": "rule",
     "smallest_n": "needs",
@@ -146,6 +164,112 @@ def _check_count(study: Study, quick: bool) -> int:
     from ingest.plan import plan_study
 
     return len(check_jobs(plan_study(study), quick))
+
+
+@app.command()
+def gate(
+    study: StudyArgument,
+    lake: Annotated[
+        Path | None, typer.Option("--lake", help="Keep what is measured in this lake, as `mirto ingest` would.")
+    ] = None,
+    workers: Workers = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print verdicts and failures as JSON.")] = False,
+) -> None:
+    """Judge the geometry alone, before any map is measured; say which lines of the study file would mend it."""
+    from tempfile import TemporaryDirectory
+
+    from expectations.study import load_study
+    from marts.lake import writing
+
+    loaded = load_study(study)
+    if lake is not None:
+        with writing(lake):
+            measured, verdicts = _judge(loaded, lake, workers, is_kept=True)
+    else:
+        with TemporaryDirectory(prefix="mirto-gate-") as folder:
+            measured, verdicts = _judge(loaded, Path(folder), workers, is_kept=False)
+    failures = measured.report.manifest.failures
+    if as_json:
+        found = {"methods": verdicts.methods.to_dicts(), "subjects": verdicts.subjects.to_dicts()}
+        typer.echo(json.dumps(found | {"failures": [failure.model_dump() for failure in failures]}, indent=1))
+    else:
+        _show_verdicts(verdicts)
+        if failures:
+            _show_failures(failures)
+    if failures or verdicts.has_failed:
+        raise typer.Exit(BAD_INPUT if failures else STOPPED)
+
+
+def _judge(study: Study, lake: Path, workers: int, *, is_kept: bool) -> tuple[GateReport, Verdicts]:
+    """Measure and judge the gate; a small study is not worth the start of other processes."""
+    from ingest.run import Ingest
+    from marts.gate import judge
+
+    pair_count = len(study.subjects) * len(study.file.method)
+    with _runner(workers or (1 if pair_count <= FEW_PAIRS else 0), None) as runner, _progress() as progress:
+        measured = Ingest(study, lake, runner, progress).run_gate(is_kept=is_kept)
+    return measured, judge(lake, measured)
+
+
+def _show_verdicts(verdicts: Verdicts) -> None:
+    rows = [
+        [_cell(round(value, 4) if isinstance(value, float) else value) for value in row]
+        for row in verdicts.methods.select(GATE_COLUMNS.keys()).iter_rows()
+    ]
+    _show_table(
+        "Geometry gate: does each method's own reference land on the canonical one?", [*GATE_COLUMNS.values()], rows
+    )
+    for message in verdicts.messages:
+        out.print(message, markup=False, soft_wrap=True)
+        out.print()
+    if not verdicts.messages:
+        out.print("Every method lies where its transform says.")
+
+
+@app.command()
+def propose(
+    study: StudyArgument,
+    method: Annotated[str, typer.Argument(help="The id of a method with own references.", metavar="METHOD")],
+    subjects: Annotated[int, typer.Option("--subjects", min=1, help="How many subjects to compare, by id.")] = 10,
+) -> None:
+    """Propose a method's transform from its own references, never from scores, as lines for the study file."""
+    from expectations.study import load_study
+    from ingest.propose import propose as search
+
+    loaded = load_study(study)
+    with err.status("comparing references"):
+        found = search(loaded, method, subjects)
+    count, tolerance = len(found.subject_ids), loaded.protocol.parameters.overlap_tolerance
+    out.print(f"From the own references of {count} subjects ({found.subject_ids[0]} to {found.subject_ids[-1]}):\n")
+    for place, proposal in enumerate(found.proposals):
+        told = f"{place + 1}. overlap {proposal.overlap:.4f}; in view: overlap {proposal.dice_in_view:.4f} of"
+        told += f" {100 * proposal.in_view_fraction:.1f} % of the reference"
+        likeness = found.likeness(proposal, tolerance) if place else None
+        out.print(told + (" (as declared)" if place == found.declared_place else ""), markup=False, soft_wrap=True)
+        if likeness is not None:
+            out.print(f"   It {likeness}.", markup=False, soft_wrap=True)
+        out.print(indent(f"[method.transform]\n{proposal.study_lines}\n", "   "), markup=False, soft_wrap=True)
+    if found.declared is not None and found.declared_place is None:
+        out.print(f"The declared transform gives {found.declared.overlap:.4f} on these subjects.")
+    out.print("Judge it with `mirto gate`, and look at it with `mirto look`: it was chosen on these subjects.")
+
+
+@app.command()
+def look(
+    study: StudyArgument,
+    method: Annotated[str, typer.Argument(help="The id of a method or baseline.", metavar="METHOD")],
+    subject: Annotated[str, typer.Argument(help="The id of a subject.", metavar="SUBJECT")],
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="The PNG to write; look_METHOD_SUBJECT.png here without it.")
+    ] = None,
+) -> None:
+    """Draw a map with the outlines of its references: a misregistration is seen at a glance."""
+    from expectations.study import load_study
+    from ingest.look import draw, look_at
+
+    file = out_file or Path(f"look_{method}_{subject}.png")
+    draw(look_at(load_study(study), method, subject), file)
+    out.print(f"Drawn in {file}.", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -455,7 +579,7 @@ def _show_checks(findings: Sequence[Finding]) -> None:
         err.print(f"{finding.severity.upper()} {finding.table}: {finding.rule} ({finding.row_count} rows)", style=style)
         for example in finding.examples:
             err.print(f"     {example}", markup=False, soft_wrap=True)
-        err.print(f"     {finding.remedy}", markup=False, soft_wrap=True)
+        err.print(indent(finding.remedy, "     "), markup=False, soft_wrap=True)
 
 
 def _show_failures(failures: Sequence[Failure]) -> None:

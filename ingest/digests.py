@@ -20,7 +20,7 @@ RACY_S = 2.0  # a file changed this shortly before it was hashed may change agai
 
 
 def digest_all(
-    urls: Sequence[str], cache: Path, on_done: Callable[[], None]
+    urls: Sequence[str], cache: Path, on_done: Callable[[], None], *, are_all: bool = True
 ) -> tuple[dict[str, Digest], list[BadInput]]:
     """SHA-256 and size of many files, in parallel threads.
 
@@ -28,6 +28,7 @@ def digest_all(
         urls: Local paths or fsspec URLs, without repeats.
         cache: JSON file that remembers hashes by size and modification time (or the remote's own version key).
         on_done: Called once per file.
+        are_all: Whether these are all files of the study; else the cache keeps what it knows of others.
 
     Returns:
         Digests by URL, and a problem for each file that could not be read.
@@ -53,6 +54,8 @@ def digest_all(
     )
     good = [item for item in found if not isinstance(item, BadInput)]
     fresh = {url: (stamp, *value) for url, stamp, value in good if not _is_racy(url)}
+    if not are_all:
+        fresh = {url: value for url, value in known.items() if url not in set(urls)} | fresh
     if fresh != known:
         write_text(cache, json.dumps(fresh, indent=0))
     return {url: value for url, _, value in good}, [item for item in found if isinstance(item, BadInput)]

@@ -29,6 +29,7 @@ from ingest.volumes import (
     declared_transform,
     load_contrast,
     load_own_reference,
+    load_reference,
     load_scores,
     load_subject,
     scale_scores,
@@ -97,6 +98,11 @@ class Measurement:
         """Reference and brain of the subject."""
         return load_subject(SubjectKey.of(self.task.subject))
 
+    @property
+    def reference(self) -> Mask:
+        """The canonical reference: all that the gate needs of the subject, so that the gate alone reads no brain."""
+        return load_reference(self.task.subject.reference)
+
     @cached_property
     def mapped(self) -> tuple[Scores, Transform]:
         """The map on the canonical grid, unscaled."""
@@ -121,18 +127,18 @@ class Measurement:
         source = self.task.inputs.own_reference
         assert source is not None, "tables that need an own reference are planned only where there is one"
         own = load_own_reference(source, read_header(self.task.inputs.map.url).shape)
-        return own, declared_transform(self.task.entry, source, own.shape, self.volumes.reference.shape)
+        return own, declared_transform(self.task.entry, source, own.shape, self.reference.shape)
 
     @cached_property
     def transform(self) -> Transform:
         """The declared transform of the map's grid."""
         stored = read_header(self.task.inputs.map.url).shape
-        return declared_transform(self.task.entry, self.task.inputs.map, stored, self.volumes.reference.shape)
+        return declared_transform(self.task.entry, self.task.inputs.map, stored, self.reference.shape)
 
     @cached_property
     def references(self) -> dict[str, Mask]:
         """The references on the canonical grid: a baseline has no grid of its own, so the canonical one alone."""
-        canonical = self.volumes.reference
+        canonical = self.reference
         references: dict[str, Mask] = {"canonical": canonical}
         if self.task.entry.kind == "baseline":
             return references

@@ -63,7 +63,7 @@ def _named(measurement: Measurement) -> dict[str, object]:
 def gate_candidate(measurement: Measurement) -> pl.DataFrame:
     """Overlap and centroid distance of every candidate transform."""
     own, transform = measurement.own
-    found = candidate_overlaps(own, measurement.volumes.reference, transform, measurement.task.voxel_size_mm)
+    found = candidate_overlaps(own, measurement.reference, transform, measurement.task.voxel_size_mm)
     columns = {name: getattr(found, name) for name in ("transposed", "flip_0", "flip_1", "dz", "is_applied")}
     overlaps = {"dice": found.dice, "centroid_mm": found.centroid_mm}
     return frame_of(lake_tables()["gate_candidate"], _named(measurement) | columns | overlaps)
@@ -73,7 +73,7 @@ def gate_overlap(measurement: Measurement) -> pl.DataFrame:
     """The declared transform's overlap in the field of view."""
     own, transform = measurement.own
     known = {"mapped": measurement.references["own_mapped"], "returned": measurement.references["round_trip"]}
-    found = overlap(own, measurement.volumes.reference, transform, measurement.task.voxel_size_mm, **known)
+    found = overlap(own, measurement.reference, transform, measurement.task.voxel_size_mm, **known)
     columns = {
         "in_view_fraction": np.array([found.in_view_fraction]),
         "own_voxels": found.own_voxels,

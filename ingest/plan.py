@@ -310,6 +310,7 @@ class CheckTask:
         return list({source.url: source for source in every}.values())
 
 
+GATE_TABLES = ("gate_candidate", "gate_overlap")  # measured where a method declares an own reference
 METHOD_INGREDIENTS = ("map", "map_file", "own_reference", "transform", "scale", "quantiles", "legacy_voxel_mm3")
 
 
@@ -369,9 +370,13 @@ class Fingerprints:
         inputs = self.plan.maps[entry.method_id, subject.subject_id]
         left_out = {"score_quantile"}
         if inputs.own_reference is None:
-            left_out |= {"gate_candidate", "gate_overlap"}
+            left_out |= set(GATE_TABLES)
         tables = [t for t in lake_tables().values() if "measurement" in t.parts and t.name not in left_out]
         return [self._measurement(table, entry, subject, asdict(scale)) for table in tables]
+
+    def gate_parts(self, entry: Entry, subject: SubjectInputs) -> list[Part]:
+        """The parts of the geometry gate for one entry with an own reference and one subject; no scale is needed."""
+        return [self._measurement(lake_tables()[name], entry, subject, None) for name in GATE_TABLES]
 
     def quantile_part(self, entry: Entry, subject: SubjectInputs) -> Part:
         """The `score_quantile` part of one entry and subject."""

@@ -15,10 +15,22 @@ import polars as pl
 from expectations.store import Part, PartStore
 from expectations.study import Study
 from expectations.tables import lake_tables
-from ingest.digests import digest_all
+from ingest.digests import Digest, digest_all
 from ingest.jobs import Job, Runner
 from ingest.manifest import Failure, Manifest
-from ingest.plan import Entry, FileTask, Fingerprints, Scale, Source, SubjectInputs, SubjectTask, Task, plan_study
+from ingest.nifti import read_header
+from ingest.plan import (
+    Entry,
+    FileTask,
+    Fingerprints,
+    Role,
+    Scale,
+    Source,
+    SubjectInputs,
+    SubjectTask,
+    Task,
+    plan_study,
+)
 from ingest.problems import BadInput
 
 
@@ -31,6 +43,9 @@ class Progress:
 
 
 SILENT = Progress(start=lambda _stage, _steps: None, step=lambda: None)
+GATE_ROLES: tuple[Role, ...] = ("reference", "own_reference")
+Digests = Mapping[str, Digest]
+UNREAD: Digest = ("", 0)  # stands for the digest of a file that is not read
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,19 @@ class Report:
     manifest: Manifest
     measured_parts: int
     kept_parts: int
+
+
+@dataclass(frozen=True)
+class GateReport:
+    """What a run of the geometry gate alone did, and what its verdicts need beside the parts.
+
+    Attributes:
+        report: Its manifest holds the gate's parts alone and lies in no lake: no release could be built from it.
+        given: Rows of `method` and of `subject`, the latter without what only a brain or the voxels would tell.
+    """
+
+    report: Report
+    given: Mapping[str, pl.DataFrame]
 
 
 class Ingest:
@@ -63,11 +91,63 @@ class Ingest:
         """
         self.store.lake.mkdir(parents=True, exist_ok=True)
         self.store.sweep()
-        self.digests = self._digests()
+        self.digests: Digests = self._digests()
         self.stamps = Fingerprints(self.plan, self.digests)
         self._perform("subjects and files", [*self._subject_jobs(), *self._file_jobs()])
         scales = self._scales()
         self._perform("maps", self._map_jobs(scales))
+        report = self._report()
+        report.manifest.write(self.store.lake)
+        return report
+
+    def run_gate(self, *, is_kept: bool) -> GateReport:
+        """Measure the geometry gate alone: own references against canonical ones, and the headers of the maps.
+
+        No voxel of a map is read, no brain and no image. Parts are those that `run` would measure.
+
+        Args:
+            is_kept: Whether the lake is kept. Its parts are named by the SHA-256 of the maps too, which takes reading
+                the maps' bytes once; in a lake that is thrown away their names may do without.
+        """
+        self.store.lake.mkdir(parents=True, exist_ok=True)
+        self.store.sweep()
+        roles: tuple[Role, ...] = (*GATE_ROLES, "map") if is_kept else GATE_ROLES
+        unread: Digests = {source.url: UNREAD for source in self.plan.sources if source.role not in roles}
+        self.digests = {**unread, **self._digests(roles)}
+        self.stamps = Fingerprints(self.plan, self.digests)
+        self._perform("geometry gate", self._gate_jobs())
+        methods = [(e.method_id, *e.declaration.values()) for e in self.plan.entries if e.kind == "method"]
+        subjects = [(s.subject_id, s.split, *shape) for s, shape in self._shapes()]
+        frame = pl.DataFrame(subjects, schema=("subject_id", "split", "shape_0", "shape_1", "shape_2"), orient="row")
+        rows = pl.concat([lake_tables()["subject"].frame(), frame], how="diagonal_relaxed")
+        return GateReport(self._report(), {"method": lake_tables()["method"].frame(methods), "subject": rows})
+
+    def _shapes(self) -> list[tuple[SubjectInputs, tuple[int, int, int]]]:
+        """Canonical shapes of the subjects whose reference can be read."""
+        shapes: list[tuple[SubjectInputs, tuple[int, int, int]]] = []
+        for subject in self.plan.subjects:
+            if self._readable([subject.reference]):
+                try:
+                    shapes.append((subject, read_header(subject.reference.url).shape))
+                except BadInput as problem:
+                    path = subject.reference.path
+                    self._fail("read reference", subject.subject_id, None, problem, path)
+        return shapes
+
+    def _gate_jobs(self) -> list[Job]:
+        """Tasks of the gate alone, the methods of a subject one after another so that its reference is read once."""
+        jobs: list[Job] = []
+        for subject in self.plan.subjects:
+            for entry in self.plan.entries:
+                inputs = self.plan.maps[entry.method_id, subject.subject_id]
+                sources = [subject.reference, *inputs.sources]
+                if inputs.own_reference is None or not self._readable(sources):
+                    continue
+                if missing := self._missing(self.stamps.gate_parts(entry, subject)):
+                    jobs.append(self._map_job(entry, subject, None, missing))
+        return jobs
+
+    def _report(self) -> Report:
         manifest = Manifest(
             study=self.study.file.study.name,
             overrides=dict(self.study.file.protocol),
@@ -77,7 +157,6 @@ class Ingest:
             parts={name: tuple(sorted(p.relative_path for p in parts)) for name, parts in self.current.items()},
             failures=tuple(sorted(self.failures, key=lambda f: (f.path, f.task, f.method_id or ""))),
         )
-        manifest.write(self.store.lake)
         total = sum(len(parts) for parts in self.current.values())
         return Report(manifest, self.measured, total - self.measured)
 
@@ -85,11 +164,12 @@ class Ingest:
         folder = self.study.file.study.sql
         return None if folder is None else str((self.study.folder / folder).resolve())
 
-    def _digests(self) -> Mapping[str, tuple[str, int]]:
-        sources = {source.url: source for source in self.plan.sources}
+    def _digests(self, roles: Sequence[Role] | None = None) -> Digests:
+        """Digests of the files of some roles, or of all; a file that cannot be read is a failure."""
+        sources = {source.url: source for source in self.plan.sources if roles is None or source.role in roles}
         self.progress.start("hashing inputs", len(sources))
         cache = self.store.lake / "cache" / "digests.json"
-        digests, problems = digest_all(list(sources), cache, self.progress.step)
+        digests, problems = digest_all(list(sources), cache, self.progress.step, are_all=roles is None)
         for problem in problems:
             source = sources[problem.path]
             self._fail(f"read {source.role}", source.subject_id, source.method_id, problem, source.path)

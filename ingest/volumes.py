@@ -51,7 +51,7 @@ def load_subject(inputs: "SubjectKey") -> SubjectVolumes:
     Raises:
         BadInput: A file is refused, or the support has another shape than the reference.
     """
-    reference = read_labels(inputs.reference.url, inputs.reference.labels).mask
+    reference = load_reference(inputs.reference)
     if inputs.brain is None:
         return SubjectVolumes(reference, np.ones(reference.shape, np.bool_), "whole_array")
     if inputs.is_mask:
@@ -59,7 +59,17 @@ def load_subject(inputs: "SubjectKey") -> SubjectVolumes:
     else:
         brain, status = read_scores(inputs.brain.url).values != 0, "image_nonzero"
     check_shape(inputs.brain, brain.shape, reference.shape)
-    return SubjectVolumes(np.ascontiguousarray(reference), np.ascontiguousarray(brain), status)
+    return SubjectVolumes(reference, np.ascontiguousarray(brain), status)
+
+
+@lru_cache(maxsize=1)
+def load_reference(source: Source) -> Mask:
+    """Read a subject's canonical reference, C-contiguous; the last one is kept.
+
+    Raises:
+        BadInput: The file is refused.
+    """
+    return np.ascontiguousarray(read_labels(source.url, source.labels).mask)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import duckdb
 from expectations.suites import Finding, Guarded, geometry_frames, validate
 from expectations.tables import Column, Table, lake_tables
 from marts.catalog import Check
+from marts.gate import advice
 from marts.release import Built, first_row, quoted
 
 GUARDED_ROWS = 10_000  # rows up to which a mart is handed to Great Expectations as a frame
@@ -143,16 +144,16 @@ def _gate_findings(connection: duckdb.DuckDBPyConnection, built: Built) -> list[
     if "gate_summary" not in built.tables:
         return []
     rows = connection.execute(
-        "select method_id, verdict, suggestion, n_subjects, gate_failure from gate_summary cross join protocol"
-        " where verdict = 'failed' or suggestion is not null order by method_id"
+        "select method_id, verdict, suggestion, study_lines, n_subjects, gate_failure"
+        " from gate_summary cross join protocol where verdict = 'failed' or suggestion is not null order by method_id"
     ).fetchall()
     findings: list[Finding] = []
-    for method_id, verdict, suggestion, n_subjects, gate_failure in rows:
+    for method_id, verdict, suggestion, lines, n_subjects, gate_failure in rows:
         stops = verdict == "failed" and gate_failure == "stop"
         rule = "the declared transform is not where the references overlap most" if verdict == "failed" else "gate"
         rule = "the geometry gate cannot be assessed" if verdict == "not_assessable" else rule
         rule = "the geometry gate passes by a small margin" if verdict == "passed" else rule
-        remedy = suggestion[0].upper() + suggestion[1:]
         severity = "stop" if stops else "warn"
+        remedy = advice(method_id, suggestion, lines)
         findings.append(Finding("gate_summary", rule, severity, n_subjects, (f"method_id={method_id}",), remedy))
     return findings

@@ -63,6 +63,7 @@ def build_tables(
     manifest: Manifest,
     wanted: Sequence[str] = (),
     on_step: Callable[[str], None] = lambda _name: None,
+    given: Mapping[str, pl.DataFrame] | None = None,
 ) -> Built:
     """Fill an empty DuckDB file from a manifest.
 
@@ -71,6 +72,7 @@ def build_tables(
         manifest: The lake's current state.
         wanted: Marts to build, with what they need; all when empty.
         on_step: Told the name of each table before it is built.
+        given: Rows of lake tables that are at hand, instead of those of the manifest's parts.
 
     Raises:
         BadMart: A mart cannot be built, or does not give the columns that it declares.
@@ -84,7 +86,10 @@ def build_tables(
         _store(connection, name, frame)
         tables[name] = declared_tables()[name]
     for name, table in lake_tables().items():
-        _view(connection, table, manifest.parts.get(name, ()))
+        if given is not None and name in given:
+            _store(connection, name, given[name])
+        else:
+            _view(connection, table, manifest.parts.get(name, ()))
         tables[name] = table
     for name in build_order(found):
         if name not in needed:

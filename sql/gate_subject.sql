@@ -1,7 +1,7 @@
 -- One row per method and subject: the geometry gate's three criteria and their verdict.
 -- key: method_id, subject_id
 -- columns: centroid_mm?, dice_in_view?, best_candidate?, best_candidate_dice?, in_view_fraction?, round_trip_dice?,
---   passes_i?, passes_ii_b?, passes_iii?, verdict, reason?
+--   passes_i?, passes_ii_b?, passes_iii?, verdict, reason?, study_lines?
 -- stop: best_candidate_dice is null or dice_in_view <= best_candidate_dice | the declared transform cannot beat the best
 --   candidate, since it is one; report this defect
 with pair as (
@@ -10,36 +10,30 @@ with pair as (
     cross join subject as s
     where m.kind <> 'baseline'
 ),
-candidate as (
-    select
-        method_id, subject_id, dice, centroid_mm, is_applied,
-        concat_ws(
-            ' + ',
-            case when transposed then 'transpose' end,
-            case when flip_0 then 'flip 0' end,
-            case when flip_1 then 'flip 1' end,
-            case when dz <> 0 then format('offset {:+d}', dz) end
-        ) as name,
-        abs(dz) + transposed::int + flip_0::int + flip_1::int as changes,
-        transposed, flip_0, flip_1, dz
+leader as (
+    select method_id, subject_id, transposed, flip_0, flip_1, dz, dice as best_candidate_dice
     from gate_candidate
-),
-best as (
-    select method_id, subject_id, name as best_candidate, dice as best_candidate_dice
-    from candidate
     where dice is not null
     qualify row_number() over (
         partition by method_id, subject_id
-        order by dice desc, is_applied desc, changes, transposed, flip_0, flip_1, dz
+        order by
+            dice desc, is_applied desc, abs(dz) + transposed::int + flip_0::int + flip_1::int,
+            transposed, flip_0, flip_1, dz
     ) = 1
+),
+best as (
+    select method_id, subject_id, candidate as best_candidate, best_candidate_dice, study_lines
+    from leader
+    join gate_change using (method_id, transposed, flip_0, flip_1, dz)
 ),
 assessed as (
     select
         p.method_id, p.subject_id,
         a.centroid_mm,
         a.dice as dice_in_view,
-        case when b.best_candidate = '' then 'as declared' else b.best_candidate end as best_candidate,
+        b.best_candidate,
         b.best_candidate_dice,
+        b.study_lines,
         o.in_view_fraction,
         o.round_trip_dice,
         case
@@ -51,20 +45,25 @@ assessed as (
         coalesce(o.round_trip_dice, 0) >= protocol.overlap_floor as keeps_round_trip,
         a.method_id is null as has_no_own_reference
     from pair as p
-    left join candidate as a on a.method_id = p.method_id and a.subject_id = p.subject_id and a.is_applied
+    left join gate_candidate as a on a.method_id = p.method_id and a.subject_id = p.subject_id and a.is_applied
     left join best as b on b.method_id = p.method_id and b.subject_id = p.subject_id
     left join gate_overlap as o on o.method_id = p.method_id and o.subject_id = p.subject_id
     cross join protocol
+),
+judged as (
+    select
+        *,
+        case
+            when dice_in_view is null then 'not_assessable'
+            when not passes_ii_b or (not passes_i and not keeps_round_trip) then 'misregistered'
+            when not passes_i or not passes_iii then 'label_fidelity'
+            else 'passed'
+        end as verdict
+    from assessed
 )
 select
     method_id, subject_id, centroid_mm, dice_in_view, best_candidate, best_candidate_dice, in_view_fraction,
-    round_trip_dice, passes_i, passes_ii_b, passes_iii,
-    case
-        when dice_in_view is null then 'not_assessable'
-        when not passes_ii_b or (not passes_i and not keeps_round_trip) then 'misregistered'
-        when not passes_i or not passes_iii then 'label_fidelity'
-        else 'passed'
-    end as verdict,
+    round_trip_dice, passes_i, passes_ii_b, passes_iii, verdict,
     case
         when has_no_own_reference then 'no own reference'
         when dice_in_view is null then 'no reference voxel in view on either side'
@@ -73,5 +72,6 @@ select
         when not passes_i and centroid_mm is null then 'one of the two references is empty in view'
         when not passes_i then format('centroids are {:.2f} mm apart', centroid_mm)
         when not passes_iii then format('overlap {:.3f} is below the floor', dice_in_view)
-    end as reason
-from assessed
+    end as reason,
+    case when verdict = 'misregistered' then study_lines end as study_lines
+from judged

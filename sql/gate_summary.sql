@@ -2,7 +2,7 @@
 -- key: method_id
 -- columns: n_subjects, passed_count, label_fidelity_count, misregistered_count, not_assessable_count,
 --   centroid_mm_median?, dice_in_view_median?, dice_in_view_minimum?, in_view_fraction_median?, applied_mean_dice?,
---   best_candidate?, best_mean_dice?, margin?, verdict, suggestion?
+--   best_candidate?, best_mean_dice?, margin?, verdict, suggestion?, study_lines?
 with cohort_mean as (
     select
         c.method_id, c.transposed, c.flip_0, c.flip_1, c.dz, c.is_applied,
@@ -15,13 +15,6 @@ with cohort_mean as (
 ranked as (
     select
         *,
-        concat_ws(
-            ' + ',
-            case when transposed then 'transpose' end,
-            case when flip_0 then 'flip 0' end,
-            case when flip_1 then 'flip 1' end,
-            case when dz <> 0 then format('offset {:+d}', dz) end
-        ) as name,
         concat_ws(
             ', ',
             case when transposed then 'swap the first two entries of source_axis' end,
@@ -43,9 +36,12 @@ applied as (
     where is_applied
 ),
 best as (
-    select method_id, name as best_name, mean_dice as best_mean_dice, mending
-    from ranked
-    where place = 1
+    select
+        r.method_id, c.candidate as best_name, r.mean_dice as best_mean_dice, r.mending,
+        c.study_lines, c.reason as without_lines
+    from ranked as r
+    join gate_change as c using (method_id, transposed, flip_0, flip_1, dz)
+    where r.place = 1
 ),
 rival as (
     select method_id, max(mean_dice) as rival_mean_dice
@@ -64,7 +60,8 @@ counted as (
         median(centroid_mm) as centroid_mm_median,
         median(dice_in_view) as dice_in_view_median,
         min(dice_in_view) as dice_in_view_minimum,
-        median(in_view_fraction) as in_view_fraction_median
+        median(in_view_fraction) as in_view_fraction_median,
+        bool_or(coalesce(reason, '') <> 'no own reference') as has_own_reference
     from gate_subject
     group by method_id
 ),
@@ -90,13 +87,24 @@ select
     best_mean_dice, margin, verdict,
     case
         when verdict = 'failed' then format(
-            '{} would give {:.2f} where the declared transform gives {:.2f}: {} in the transform of {}',
-            best_name, best_mean_dice, applied_mean_dice, mending, method_id
+            '{} would give {:.2f} where the declared transform gives {:.2f}: {} in the transform of {}{}',
+            best_name, best_mean_dice, applied_mean_dice, mending, method_id, concat(
+                '; but ' || without_lines,
+                case when best_mean_dice < overlap_floor
+                    then format(
+                        '; no candidate reaches {:.2f}: `mirto propose STUDY {}` tries other axis orders and crops too',
+                        overlap_floor, method_id
+                    ) end
+            )
         )
+        when verdict = 'not_assessable' and has_own_reference
+            then 'no reference has a voxel in the field of view: mend start and extent in the transform of '
+                || method_id || ', or see what `mirto propose STUDY ' || method_id || '` finds'
         when verdict = 'not_assessable'
             then 'declare own_reference: without it a wrong axis order can give a plausible table'
         when margin < margin_warning then format(
             'the declared transform beats the next candidate by {:.4f} only: the overlap can hardly tell them apart', margin
         )
-    end as suggestion
+    end as suggestion,
+    case when verdict = 'failed' then study_lines end as study_lines
 from judged

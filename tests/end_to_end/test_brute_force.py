@@ -1824,7 +1824,8 @@ def test_a_wrong_reversal_fails_the_gate_and_is_held_out_of_every_mart(
         "select c.table_name, c.column_name from information_schema.columns as c"
         " where c.column_name in ('method_id', 'method_a', 'method_b')"
     ).fetchall()
-    lake_and_gate = {*lake_tables(), "lesion_hit", "gate_subject", "gate_summary", "ranked_method", "failure"}
+    gate = {"gate_change", "gate_subject", "gate_summary", "ranked_method"}
+    lake_and_gate = {*lake_tables(), *gate, "lesion_hit", "failure"}
     names = {table for table, _ in columns} - lake_and_gate
     assert {"flip_share", "universe_spread", "cell_score", "operating_point", "lesion_score"} <= names
     for table, column in columns:

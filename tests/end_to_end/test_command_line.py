@@ -150,6 +150,7 @@ def test_a_wrong_reversed_flag_stops_and_leaves_the_live_release(run: Run, own_s
     assert code == mirto.STOPPED
     assert "gate_summary" in err and "method_id=diffuse" in err
     assert "lip 1 would give" in err and "toggle reversed[1] in the transform of diffuse" in err
+    assert "under [method.transform] of diffuse, write\n     reversed = [false, true, false]\n" in err
     assert release_of(own_lake) == before
     assert (own_lake / "docs" / "stopped" / "index.html").is_file()
 

@@ -1,0 +1,1 @@
+"""The part of matplotlib that pictures are drawn with."""

@@ -1,0 +1,4 @@
+from matplotlib.figure import Figure
+
+class FigureCanvasAgg:
+    def __init__(self, figure: Figure) -> None: ...
