@@ -44,6 +44,15 @@ class Parameters(BaseModel):
     conformal_split_sizes: tuple[int, ...]
     tie_tolerance: float
     baseline_quantiles: tuple[float, float]
+    reference_dilation_share: float
+    permuted_id_share: float
+    diagnostic_sample_sizes: tuple[int, ...]
+    false_alarm_rate: float
+    target_power: float
+    rank_stability_floor: float
+    anti_location_limit: float
+    transform_scan_margin: float
+    offset_scan_count: int
     seed: int
     multiverse_replicates: int
     contrast_replicates: int
