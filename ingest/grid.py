@@ -253,8 +253,8 @@ def map_linear_beyond(
 ) -> NDArray[np.float32]:
     """Map a stored volume inside its field of view by linear interpolation, with further slices at either end.
 
-    One mapping gives every through-plane offset: slices ``margin + dz`` to ``margin + dz + n`` of the result, n those
-    of the field of view, are :func:`map_linear` at ``dz`` to the last bit: they are clipped to the stored array as there.
+    One mapping gives every through-plane offset: of a field of view of n slices, ``margin + dz`` to ``margin + dz + n``
+    are :func:`map_linear` at ``dz`` to the last bit, clipped to the stored array as there.
 
     Args:
         stored: Shape ``transform.stored_shape``, any memory order. A view with gaps or negative strides is copied.

@@ -3,6 +3,7 @@
 from transforms.catalog import Transform
 from transforms.conformal import conformal_law, conformal_split, exceedance_interval, rule_law
 from transforms.contrasts import contrast_estimate, gap_interval, operating_interval
+from transforms.diagnostics import diagnostic_power
 from transforms.levels import dropped_level
 from transforms.multiverse import replicate_level, replicate_statistic
 from transforms.thresholds import calibration_rule
@@ -21,6 +22,7 @@ TRANSFORMS: dict[str, Transform] = {
         contrast_estimate,
         operating_interval,
         gap_interval,
+        diagnostic_power,
     )
 }
 
