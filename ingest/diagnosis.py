@@ -136,9 +136,9 @@ class Diagnosis:
     @cached_property
     def variants(self) -> dict[str, Diagnosed]:
         """Every variant that the subject's own files give."""
-        return {name: self.against(scores, reference) for name, scores, reference in self._variant_maps()}
+        return {name: self.against(scores, reference) for name, scores, reference in self.variant_maps()}
 
-    def _variant_maps(self) -> Iterator[tuple[str, Scores, Mask]]:
+    def variant_maps(self) -> Iterator[tuple[str, Scores, Mask]]:
         """Map and reference of every variant; on a grid of one slice nothing moves through the planes."""
         reference, share = self.reference, self.task.parameters.reference_dilation_share
         stored, transform = self.stored
