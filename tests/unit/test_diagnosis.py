@@ -223,7 +223,10 @@ def test_half_a_voxel_away_and_back_weighs_neighbours_1_2_1_inside_the_view(plan
     box = field_of_view(diagnosis.stored[1], SHAPE)
     expected = declared[box].astype(np.float64)
     for axis in range(3):
-        expected = ndimage.convolve1d(expected, [0.25, 0.5, 0.25], axis, mode="nearest")
+        size = expected.shape[axis]
+        padded = np.pad(expected, [(int(axis == other),) * 2 for other in range(3)], mode="edge")
+        there = (padded.take(range(size + 1), axis) + padded.take(range(1, size + 2), axis)) / 2
+        expected = (there.take(range(size), axis) + there.take(range(1, size + 1), axis)) / 2
     assert exported[box] == pytest.approx(expected, abs=1e-6)
     outside = np.ones(SHAPE, np.bool_)
     outside[box] = False
