@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import nibabel as nib
 import numpy as np
 import polars as pl
 import pytest
+from numpy.typing import NDArray
 
 import mirto
 from expectations.store import PartStore
@@ -31,6 +33,7 @@ DIAGNOSTIC_TABLES = {name for name, table in lake_tables().items() if "diagnosis
 WANTED = (
     *("diagnostic", "diagnostic_power", "corruption_effect", "spatial_control", "mapping_delta", "offset_scan"),
     *("sensitivity_subset", "identity_check", "candidate_scan", "operating_subject"),
+    *("tie_audit", "round_trip_audit", "voxel_volume_audit", "jaccard_excess"),
 )
 TEST_SUBJECTS, METHODS = 5, 4
 ALTERNATIVE = """
@@ -252,6 +255,62 @@ def test_subsets_are_nested_and_the_first_is_everyone(query: Callable[[str], pl.
         " where split = 'test' and in_view_fraction < 1"
     ).item()
     assert found["inside_every_view"] == TEST_SUBJECTS - 1 - outside
+
+
+def test_audits_equal_counting_in_the_lake_tables(query: Callable[[str], pl.DataFrame]) -> None:
+    ranking = query("select v.* from voxel_ranking as v join subject using (subject_id) where split = 'test'")
+    brain = ranking.filter((pl.col("reference_id") == "canonical") & (pl.col("support_id") == "brain"))
+    ties = query("from tie_audit")
+    for row in ties.iter_rows(named=True):
+        mine = brain.filter(pl.col("method_id") == row["method_id"])
+        assert row["tied_fraction_median"] == mine.get_column("tied_fraction").median()
+        differences = (mine.get_column("ordinal_auroc") - mine.get_column("auroc")).drop_nulls()
+        assert row["auroc_difference_max"] == differences.abs().max()
+        assert row["n_subjects"] == TEST_SUBJECTS
+    lesions = query("select l.* from lesion as l join subject using (subject_id) where split = 'test'")
+    lesions = lesions.filter((pl.col("support_id") == "brain") & (pl.col("lesion_definition_id") == "conn6_all"))
+    for row in query("from round_trip_audit").iter_rows(named=True):
+        returned = lesions.filter((pl.col("method_id") == row["method_id"]) & (pl.col("reference_id") == "round_trip"))
+        assert row["component_count"] == lesions.filter(pl.col("method_id").is_null()).height
+        assert row["round_trip_component_count"] == returned.height
+        mine = ranking.filter((pl.col("method_id") == row["method_id"]) & (pl.col("support_id") == "brain"))
+        totals = dict(mine.group_by("reference_id").agg(pl.col("positive_voxels").sum()).iter_rows())
+        assert row["volume_ratio"] == pytest.approx(totals["round_trip"] / totals["canonical"])
+        assert row["equal_fraction"] == 1  # the phantom's own references are made by the same rule
+    volumes = {row["method_id"]: row for row in query("from voxel_volume_audit").iter_rows(named=True)}
+    assert volumes["diffuse"]["counted_voxel_mm3_median"] == volumes["diffuse"]["declared_voxel_mm3_median"] == 216
+    assert volumes["coarse"]["counted_voxel_mm3_median"] == pytest.approx(
+        volumes["coarse"]["declared_voxel_mm3_median"], rel=0.1
+    )
+
+
+def test_the_jaccard_bound_is_that_of_the_three_masks(query: Callable[[str], pl.DataFrame], study_file: Path) -> None:
+    """By the masks themselves, for the method that is stored on the canonical grid but for a view that crops it."""
+    rows = query("select * from jaccard_excess where method_id = 'sharp'").sort("subject_id")
+    level = query(
+        "select level from threshold_choice cross join protocol where method_id = 'sharp'"
+        " and reference_id = 'canonical' and support_id = 'brain' and voxel_volume_id = 'true'"
+        " and threshold_rule_id = 'validation' and budget_cm3 = reference_budget_cm3"
+    ).item()
+    assert rows.height == TEST_SUBJECTS
+    for subject_id, difference, distance in rows.drop("method_id", "excess").iter_rows():
+
+        def image(path: str, subject_id: str = subject_id) -> NDArray[Any]:
+            return np.asarray(nib.Nifti1Image.from_filename(study_file.parent / path / f"{subject_id}.nii.gz").dataobj)
+
+        canonical, brain = image("reference") != 0, image("brain") != 0
+        own, scores = np.zeros_like(canonical), np.zeros(canonical.shape, np.float32)
+        start = (canonical.shape[2] - image("maps/sharp").shape[2]) // 2
+        view = slice(start, start + image("maps/sharp").shape[2])
+        scores[:, :, view] = image("maps/sharp")
+        own[:, :, view] = image("maps/sharp", f"{subject_id}_label") != 0
+        predicted = (scores > np.float32(level / 200)) & brain
+
+        def jaccard(a: NDArray[np.bool_], b: NDArray[np.bool_]) -> float:
+            return 1 - float((a & b).sum() / (a | b).sum()) if (a | b).any() else 0.0
+
+        assert difference == pytest.approx(abs(jaccard(predicted, canonical) - jaccard(predicted, own)))
+        assert distance == pytest.approx(jaccard(canonical, own))
 
 
 def test_the_command_line_asks_for_diagnostics(
