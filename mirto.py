@@ -85,6 +85,9 @@ LakeArgument = Annotated[Path, typer.Argument(help="The lake's folder.", metavar
 LakeOption = Annotated[Path, typer.Option("--lake", help="The lake's folder; made if it is not there.")]
 Workers = Annotated[int, typer.Option("--workers", min=0, help="Processes; 0 is one per core, 1 is this process.")]
 Scheduler = Annotated[str | None, typer.Option("--scheduler", help="Address of a dask.distributed scheduler.")]
+Diagnostics = Annotated[
+    bool, typer.Option("--diagnostics", help="Measure the maps of test subjects under known corruptions too.")
+]
 ReleaseOption = Annotated[str | None, typer.Option("--release", help="An earlier release; the live one without it.")]
 
 
@@ -273,14 +276,20 @@ def look(
 
 
 @app.command()
-def ingest(study: StudyArgument, lake: LakeOption, workers: Workers = 0, scheduler: Scheduler = None) -> None:
+def ingest(
+    study: StudyArgument,
+    lake: LakeOption,
+    workers: Workers = 0,
+    scheduler: Scheduler = None,
+    diagnostics: Diagnostics = False,
+) -> None:
     """Measure what is missing or changed; a run that was killed resumes where it stopped."""
     from expectations.study import load_study
     from marts.lake import writing
 
     loaded = load_study(study)
     with writing(lake):
-        report = _ingest(loaded, lake, workers, scheduler)
+        report = _ingest(loaded, lake, workers, scheduler, diagnostics)
     if report.manifest.failures:
         _show_failures(report.manifest.failures)
         raise typer.Exit(BAD_INPUT)
@@ -295,6 +304,7 @@ def rebuild(
     allow_incomplete: Annotated[
         bool, typer.Option("--allow-incomplete", help="Publish although some files could not be measured.")
     ] = False,
+    diagnostics: Diagnostics = False,
 ) -> None:
     """Ingest, build, validate and publish: the scheduled job."""
     from expectations.study import load_study
@@ -302,7 +312,7 @@ def rebuild(
 
     loaded = load_study(study)
     with writing(lake):
-        report = _ingest(loaded, lake, workers, scheduler)
+        report = _ingest(loaded, lake, workers, scheduler, diagnostics)
         if report.manifest.failures:
             _show_failures(report.manifest.failures)
             if not allow_incomplete:
@@ -505,11 +515,11 @@ def _training_sets(study: Study) -> list[str]:
     ]
 
 
-def _ingest(study: Study, lake: Path, workers: int, scheduler: str | None) -> Report:
+def _ingest(study: Study, lake: Path, workers: int, scheduler: str | None, diagnostics: bool) -> Report:
     from ingest.run import Ingest
 
     with _runner(workers, scheduler) as runner, _progress() as progress:
-        report = Ingest(study, lake, runner, progress).run()
+        report = Ingest(study, lake, runner, progress, diagnostics).run()
     kept = f"{report.kept_parts:,} were there already"
     out.print(f"Measured {report.measured_parts:,} parts; {kept}.")
     return report

@@ -47,6 +47,15 @@ class Parameters(BaseModel):
     baseline_quantiles: tuple[float, float]
     slice_calipers_sd: tuple[float, ...]
     borrowed_donor_count: int
+    reference_dilation_share: float
+    permuted_id_share: float
+    diagnostic_sample_sizes: tuple[int, ...]
+    false_alarm_rate: float
+    target_power: float
+    rank_stability_floor: float
+    anti_location_limit: float
+    transform_scan_margin: float
+    offset_scan_count: int
     seed: int
     multiverse_replicates: int
     contrast_replicates: int

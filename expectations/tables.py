@@ -18,7 +18,7 @@ from expectations.protocol import declaration
 
 FOLDER = Path(__file__).parent
 ColumnType = Literal["id", "text", "bool", "u8", "u32", "i64", "f32", "f64"]
-PartKind = Literal["measurement", "subject", "method", "file"]
+PartKind = Literal["measurement", "diagnosis", "subject", "method", "file"]
 
 POLARS_TYPES: dict[ColumnType, pl.DataType] = {
     "id": pl.String(),

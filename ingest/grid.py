@@ -248,6 +248,61 @@ def map_linear(
     return target
 
 
+def map_linear_beyond(
+    stored: NDArray[np.float32], transform: Transform, shape: Shape, margin: int
+) -> NDArray[np.float32]:
+    """Map a stored volume inside its field of view by linear interpolation, with further slices at either end.
+
+    One mapping gives every through-plane offset: of a field of view of n slices, ``margin + dz`` to ``margin + dz + n``
+    are :func:`map_linear` at ``dz`` to the last bit, clipped to the stored array as there.
+
+    Args:
+        stored: Shape ``transform.stored_shape``, any memory order. A view with gaps or negative strides is copied.
+        transform: The transform.
+        shape: Canonical shape.
+        margin: Further slices at either end of canonical axis 2.
+
+    Returns:
+        The field of view alone, in C order, ``2 * margin`` longer along axis 2; empty where it does not meet the grid.
+
+    Raises:
+        ValueError: If ``stored`` does not fit the transform.
+        TypeError: If ``stored`` is not of native float32.
+    """
+    if stored.dtype != np.float32:
+        raise TypeError(f"the stored volume is of type {stored.dtype}; it must be float32")
+    memory, strides, fastest = _flat(_canonical_axes(stored, transform))
+    box = field_of_view(transform, shape)
+    longer = slice(box[2].start - margin, box[2].stop + margin)
+    first, second, third = (linear_table(transform, axis, window) for axis, window in enumerate((*box[:2], longer)))
+    target = np.empty((first.lower.size, second.lower.size, third.lower.size), np.float32)
+    if target.size:
+        kernel = (_linear_fastest_0, _linear_fastest_1, _linear_fastest_2)[fastest]
+        kernel(memory, strides, transform.size, (first, second, third), target, (0, 0, 0))
+    return target
+
+
+def map_nearest_scores(stored: NDArray[np.float32], transform: Transform, shape: Shape) -> NDArray[np.float32]:
+    """Map stored scores to the canonical grid by the nearest stored voxel, without interpolation.
+
+    Args:
+        stored: Shape ``transform.stored_shape``, any memory order.
+        transform: The transform.
+        shape: Canonical shape.
+
+    Returns:
+        Canonical volume in C order; 0 outside the field of view.
+
+    Raises:
+        ValueError: If ``stored`` does not fit the transform.
+    """
+    box = field_of_view(transform, shape)
+    tables = [nearest_table(transform, axis, window) for axis, window in enumerate(box)]
+    target = np.zeros(shape, np.float32)
+    target[box] = _canonical_axes(stored, transform)[np.ix_(*tables)]
+    return target
+
+
 def map_nearest(
     stored: NDArray[np.bool_] | NDArray[np.uint8],
     transform: Transform,

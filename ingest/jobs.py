@@ -20,7 +20,7 @@ from dask.multiprocessing import get as run_graph
 from expectations.store import PartStore
 from expectations.tables import ContractBroken
 from ingest.manifest import Failure
-from ingest.plan import CheckTask, FileTask, SubjectTask, Task
+from ingest.plan import CheckTask, DiagnosticTask, FileTask, SubjectTask, Task
 from ingest.problems import BadInput
 
 Job = Task | SubjectTask | FileTask | CheckTask
@@ -54,9 +54,12 @@ def execute(job: Job, lake: str) -> Failure | None:
 
 
 def _measure(job: Job, store: PartStore) -> None:
-    from ingest.measure import check_file, describe_files, measure_subject, measure_task  # numba: only in workers
+    from ingest.diagnosis import diagnose  # numba: only in workers
+    from ingest.measure import check_file, describe_files, measure_subject, measure_task
 
-    if isinstance(job, Task):
+    if isinstance(job, DiagnosticTask):
+        diagnose(job, store)
+    elif isinstance(job, Task):
         measure_task(job, store)
     elif isinstance(job, SubjectTask):
         measure_subject(job, store)

@@ -212,7 +212,7 @@ class Measurement:
         in_view = [of_support["canonical"] for of_support in lesions[1:]]
         found = sweep(
             self.order,
-            [_within(labelled, self.box) for labelled in (*lesions[0].values(), *in_view)],
+            [within_box(labelled, self.box) for labelled in (*lesions[0].values(), *in_view)],
             connectivity,
             list(self.voxel_volumes_mm3.values()),
             self.parameters.minimum_component_mm3,
@@ -222,7 +222,7 @@ class Measurement:
         return [_of_references(found, [0 if n == 0 else count, *range(1, count)]) for n in range(len(lesions))]
 
 
-def _within(labelled: LabelledReference, box: Box) -> LabelledReference:
+def within_box(labelled: LabelledReference, box: Box) -> LabelledReference:
     """Lesions by their place in a box that holds them all."""
     corner = np.array([side.start for side in box], np.int32)
     shape = (box[0].stop - box[0].start, box[1].stop - box[1].start, box[2].stop - box[2].start)

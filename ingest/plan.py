@@ -85,6 +85,7 @@ class Entry:
     training_set: str | None
     legacy_voxel_mm3: float | None
     transform: TransformTable
+    alternative_transform: TransformTable | None
     fixed_scale: Scale | None
     quantiles: tuple[float, float] | None
     nan_outside_brain: Literal["refuse", "zero"]
@@ -125,6 +126,12 @@ class Plan:
     subjects: tuple[SubjectInputs, ...]
     maps: Mapping[tuple[str, str], MapInputs]
     parameters: Parameters
+
+    def next_in_split(self, subject: SubjectInputs) -> SubjectInputs | None:
+        """The next subject by id of the same split, after the last the first; None where there is no other."""
+        alike = [other for other in self.subjects if other.split == subject.split]
+        following = alike[(alike.index(subject) + 1) % len(alike)]
+        return None if following is subject else following
 
     @property
     def sources(self) -> list[Source]:
@@ -187,6 +194,7 @@ def _method_entry(position: int, method: MethodTable, kind: Kind = "method") -> 
         training_set=method.training_set,
         legacy_voxel_mm3=method.legacy_voxel_mm3,
         transform=method.transform,
+        alternative_transform=method.alternative_transform,
         fixed_scale=fixed,
         quantiles=quantiles,
         nan_outside_brain=method.nan_outside_brain,
@@ -206,6 +214,7 @@ def _baseline_entry(position: int, baseline_id: str, contrast: str, study: Study
         training_set=None,
         legacy_voxel_mm3=None,
         transform=TransformTable(),
+        alternative_transform=None,
         fixed_scale=None,
         quantiles=study.protocol.parameters.baseline_quantiles,
         nan_outside_brain="zero",
@@ -260,6 +269,28 @@ class Task:
     def sources(self) -> list[Source]:
         """Files that the task reads, the map first."""
         return [*self.inputs.sources, self.subject.reference, *([s] if (s := self.subject.support) else [])]
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """Another subject, whose map a diagnostic puts in the place of the subject's own."""
+
+    subject: SubjectInputs
+    map: Source
+
+
+@dataclass(frozen=True)
+class DiagnosticTask(Task):
+    """The diagnostic tables to measure for one method and one subject."""
+
+    exchanged: Exchanged | None
+
+    @property
+    def sources(self) -> list[Source]:
+        """Files that the task reads, the map first."""
+        other = [] if self.exchanged is None else [self.exchanged.map, self.exchanged.subject.reference]
+        support = [s] if (s := self.subject.support) else []
+        return [self.inputs.map, self.subject.reference, *support, *other]
 
 
 @dataclass(frozen=True)
@@ -378,19 +409,42 @@ class Fingerprints:
         """The parts of the geometry gate for one entry with an own reference and one subject; no scale is needed."""
         return [self._measurement(lake_tables()[name], entry, subject, None) for name in GATE_TABLES]
 
+    def diagnostic_parts(
+        self, entry: Entry, subject: SubjectInputs, scale: Scale, exchanged: Exchanged | None
+    ) -> list[Part]:
+        """All diagnostic parts of one method and subject."""
+        tables = [table for table in lake_tables().values() if "diagnosis" in table.parts]
+        return [self._measurement(table, entry, subject, asdict(scale), exchanged) for table in tables]
+
     def quantile_part(self, entry: Entry, subject: SubjectInputs) -> Part:
         """The `score_quantile` part of one entry and subject."""
         return self._measurement(lake_tables()["score_quantile"], entry, subject, None)
 
-    def _measurement(self, table: LakeTable, entry: Entry, subject: SubjectInputs, scale: object) -> Part:
-        inputs = self.plan.maps[entry.method_id, subject.subject_id]
+    def _measurement(
+        self,
+        table: LakeTable,
+        entry: Entry,
+        subject: SubjectInputs,
+        scale: object,
+        exchanged: Exchanged | None = None,
+    ) -> Part:
+        inputs, alternative = self.plan.maps[entry.method_id, subject.subject_id], entry.alternative_transform
         ingredients = self._subject_ingredients(subject) | {
             "map": [entry.kind, self._file(inputs.map), entry.nan_outside_brain],
             "map_file": self._file(inputs.map),  # its shape alone: round trips, and what an own reference must share
             "own_reference": self._file(inputs.own_reference),
             "transform": entry.transform.model_dump(mode="json"),
+            "alternative_transform": alternative.model_dump(mode="json") if alternative else None,
+            "exchanged": self._exchanged(entry, exchanged),
             "scale": scale,
             "quantiles": entry.quantiles,
             "legacy_voxel_mm3": entry.legacy_voxel_mm3,
         }
         return self._part(table, owner(entry.method_id, subject.subject_id), ingredients)
+
+    def _exchanged(self, entry: Entry, exchanged: Exchanged | None) -> object:
+        """What a map from another subject depends on: the map, the grid it goes to, and where its NaN may lie."""
+        if exchanged is None:
+            return None
+        support = exchanged.subject.support if entry.nan_outside_brain == "zero" else None
+        return [self._file(source) for source in (exchanged.map, exchanged.subject.reference, support)]

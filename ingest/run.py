@@ -20,7 +20,9 @@ from ingest.jobs import Job, Runner
 from ingest.manifest import Failure, Manifest
 from ingest.nifti import read_header
 from ingest.plan import (
+    DiagnosticTask,
     Entry,
+    Exchanged,
     FileTask,
     Fingerprints,
     Role,
@@ -71,13 +73,20 @@ class GateReport:
 
 
 class Ingest:
-    """One run over one study and lake."""
+    """One run over one study and lake.
 
-    def __init__(self, study: Study, lake: Path, runner: Runner, progress: Progress = SILENT) -> None:
+    With `diagnostics` the diagnostic tables of the test subjects are measured too; without, those that are there and
+    still current stay in the lake, and stale ones drop out.
+    """
+
+    def __init__(
+        self, study: Study, lake: Path, runner: Runner, progress: Progress = SILENT, diagnostics: bool = False
+    ) -> None:
         self.study = study
         self.store = PartStore(lake)
         self.runner = runner
         self.progress = progress
+        self.diagnostics = diagnostics
         self.plan = plan_study(study)
         self.failures: list[Failure] = []
         self.current: dict[str, list[Part]] = {name: [] for name in lake_tables()}
@@ -96,6 +105,7 @@ class Ingest:
         self._perform("subjects and files", [*self._subject_jobs(), *self._file_jobs()])
         scales = self._scales()
         self._perform("maps", self._map_jobs(scales))
+        self._perform("diagnostics", self._diagnostic_jobs(scales))
         report = self._report()
         report.manifest.write(self.store.lake)
         return report
@@ -305,6 +315,33 @@ class Ingest:
                 if missing := self._missing(self.stamps.measurement_parts(entry, subject, scale)):
                     jobs.append(self._map_job(entry, subject, scale, missing))
         return jobs
+
+    def _diagnostic_jobs(self, scales: Mapping[str, Scale]) -> list[Job]:
+        """Diagnostic tasks of test subjects; none where diagnostics are not asked for, but current parts stay."""
+        jobs: list[Job] = []
+        tested = [subject for subject in self._readable_subjects if subject.split == "test"]
+        methods = [entry for entry in self.plan.entries if entry.kind == "method" and entry.method_id in scales]
+        for subject in tested:
+            for entry in methods:
+                inputs, scale = self.plan.maps[entry.method_id, subject.subject_id], scales[entry.method_id]
+                if not self._readable([inputs.map]):
+                    continue
+                exchanged = self._exchanged(entry, subject)
+                parts = self.stamps.diagnostic_parts(entry, subject, scale, exchanged)
+                if not self.diagnostics:
+                    parts = [part for part in parts if self.store.has(part)]
+                if missing := self._missing(parts):
+                    task = self._map_job(entry, subject, scale, missing)
+                    jobs.append(DiagnosticTask(**vars(task), exchanged=exchanged))
+        return jobs
+
+    def _exchanged(self, entry: Entry, subject: SubjectInputs) -> Exchanged | None:
+        """The subject whose map is put in this one's place; None where there is no other, or it cannot be read."""
+        other = self.plan.next_in_split(subject)
+        if other is None:
+            return None
+        source = self.plan.maps[entry.method_id, other.subject_id].map
+        return Exchanged(other, source) if self._readable([source, other.reference, other.support]) else None
 
 
 def default_workers() -> int:

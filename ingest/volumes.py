@@ -171,12 +171,27 @@ def load_scores(entry: Entry, inputs: MapInputs, volumes: SubjectVolumes) -> tup
     shape, source = volumes.reference.shape, inputs.map
     if entry.kind == "baseline":
         return load_contrast(source, volumes.brain), declared_transform(entry, source, shape, shape)
+    values, transform = load_stored(entry, source, volumes.brain)
+    return map_linear(values, transform, volumes.reference.shape), transform
+
+
+def load_stored(entry: Entry, source: Source, brain: Mask) -> tuple[Scores, Transform]:
+    """Read a method's map as stored, unscaled, with its transform.
+
+    Args:
+        entry: The method.
+        source: Its map of a subject.
+        brain: Brain of the subject whose map it is, on the canonical grid.
+
+    Raises:
+        BadInput: The file is refused, holds NaN or infinity, leaves [0, 1] under `identity`, or does not fit.
+    """
     values = read_scores(source.url).values
-    transform = declared_transform(entry, source, values.shape, shape)
-    values = _finite(entry, source, values, transform, volumes.brain)
+    transform = declared_transform(entry, source, values.shape, brain.shape)
+    values = _finite(entry, source, values, transform, brain)
     if entry.fixed_scale is not None and entry.fixed_scale.kind == "identity":
         _check_unit_range(source, values)
-    return map_linear(values, transform, volumes.reference.shape), transform
+    return values, transform
 
 
 def load_contrast(source: Source, brain: Mask) -> Scores:

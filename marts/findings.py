@@ -48,6 +48,35 @@ QUESTIONS = (
         """,
     ),
     Question(
+        "Geometry without labels of it (test subjects)",
+        "A low stability, many anti-located subjects or a better candidate: look where the maps lie. Power is"
+        " the lowest over flips and transposes, in resampled cohorts of the largest size asked for.",
+        """
+        select
+            d.method_id as method,
+            format('{:.2f}', max(d.value) filter (d.diagnostic_id = 'rank_stability')) as stability,
+            format('{:.0f} %', 100 * max(d.value) filter (d.diagnostic_id = 'anti_location')) as "anti-located",
+            format('{:+.3f}', max(d.value) filter (d.diagnostic_id = 'transform_scan')) as "scan gain",
+            max(d.candidate) as "best candidate",
+            format('{:.2f}', any_value(p.stability_power)) as "power, stability",
+            format('{:.2f}', any_value(p.location_power)) as "power, anti-location"
+        from diagnostic as d
+        join ranked_method as m using (method_id)
+        join (
+            select
+                method_id,
+                min(power) filter (diagnostic_id = 'rank_stability') as stability_power,
+                min(power) filter (diagnostic_id = 'anti_location') as location_power
+            from diagnostic_power
+            where variant_id in ('flip_left_right', 'flip_anterior_posterior', 'transpose') and power is not null
+                and sample_size = (select max(sample_size) from diagnostic_power where sample_id <> 'all')
+            group by method_id
+        ) as p using (method_id)
+        group by d.method_id, m.position
+        order by m.position
+        """,
+    ),
+    Question(
         "Operating points at the reference budget (plain maps, test subjects)",
         "The budget (cm3) only names how the threshold was chosen; mean, median and 95th percentile of the"
         " false-positive volume are what it came to, and above is the share of subjects beyond the budget.",

@@ -253,6 +253,51 @@ pooled_blocks as (
     join block as b using (method_id, reference_id, support_id)
     where p.positive_voxels > 0 and p.negative_voxels > 0
 ),
+-- diagnostics: the declared variant is the map as it is measured otherwise, and a corruption is a candidate transform
+declared_variant as (
+    select
+        'declared_variant' as identity,
+        v.method_id as item,
+        fsum(v.auroc) as left_value,
+        fsum(r.auroc) as right_value,
+        1e-9 as tolerance
+    from variant_ranking as v
+    join voxel_ranking as r using (method_id, subject_id)
+    where v.variant_id = 'declared' and r.reference_id = 'canonical' and r.support_id = 'brain' and v.auroc is not null
+    group by v.method_id
+),
+declared_count as (
+    select
+        'declared_variant_count' as identity,
+        v.method_id as item,
+        sum(v.predicted_voxels + v.true_positive_voxels)::double as left_value,
+        sum(c.predicted_voxels + c.true_positive_voxels)::double as right_value,
+        0 as tolerance
+    from variant_curve as v
+    join threshold_curve as c using (method_id, subject_id, level)
+    where v.variant_id = 'declared' and c.reference_id = 'canonical' and c.support_id = 'brain'
+        and c.voxel_volume_id = 'true' and c.postprocess_id = 'plain'
+    group by v.method_id
+),
+candidate_variant as (
+    select
+        'candidate_variant' as identity,
+        format('{} {}', v.method_id, v.variant_id) as item,
+        fsum(c.auroc) as left_value,
+        fsum(v.auroc) as right_value,
+        1e-9 as tolerance
+    from variant_ranking as v
+    join candidate_ranking as c
+        on c.method_id = v.method_id and c.subject_id = v.subject_id
+        and c.transposed = (v.variant_id = 'transpose')
+        and c.flip_0 = (v.variant_id = 'flip_left_right')
+        and c.flip_1 = (v.variant_id = 'flip_anterior_posterior')
+        and c.dz = case v.variant_id when 'shift_minus_2' then -2 when 'shift_plus_2' then 2 else 0 end
+    where v.auroc is not null and v.variant_id in (
+        'declared', 'transpose', 'flip_left_right', 'flip_anterior_posterior', 'shift_minus_2', 'shift_plus_2'
+    )
+    group by v.method_id, v.variant_id
+),
 every_side as (
     from identity_1
     union all by name
@@ -273,6 +318,12 @@ every_side as (
     from monotone
     union all by name
     from counted
+    union all by name
+    from declared_variant
+    union all by name
+    from declared_count
+    union all by name
+    from candidate_variant
 )
 select
     identity, item, left_value, right_value,

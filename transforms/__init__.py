@@ -5,6 +5,7 @@ from transforms.configurations import configuration_contrast_estimate, configura
 from transforms.conformal import conformal_law, conformal_split, exceedance_interval, rule_law
 from transforms.contrasts import contrast_estimate, gap_interval, operating_interval
 from transforms.determinants import determinant
+from transforms.diagnostics import diagnostic_power
 from transforms.gains import gain_interval
 from transforms.levels import dropped_level
 from transforms.multiverse import replicate_level, replicate_statistic
@@ -32,6 +33,7 @@ TRANSFORMS: dict[str, Transform] = {
         gain_interval,
         determinant,
         slice_auroc,
+        diagnostic_power,
     )
 }
 

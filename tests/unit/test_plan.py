@@ -9,9 +9,22 @@ import pytest
 
 import ingest.plan
 from expectations.protocol import declaration
+from expectations.store import Part
 from expectations.study import load_study
 from expectations.tables import LakeTable, lake_tables
-from ingest.plan import Fingerprints, MapInputs, Plan, Scale, Source, Task, plan_study
+from ingest.plan import (
+    DiagnosticTask,
+    Entry,
+    Exchanged,
+    Fingerprints,
+    MapInputs,
+    Plan,
+    Scale,
+    Source,
+    SubjectInputs,
+    Task,
+    plan_study,
+)
 
 STUDY = """
 [study]
@@ -57,6 +70,8 @@ SCORES = {"map", "nan_outside_brain", "support", "transform"}
 MEASURED = {"scale", *REFERENCES, *SCORES}
 # an own reference is refused where its shape is not its map's, so the gate reads the map too
 GATE = {"map", "reference", "reference_labels", "own_reference", "own_labels", "transform", "voxel_size"}
+# a diagnostic reads the map under several transforms, and the canonical reference in the brain alone
+VARIANTS = {"scale", "voxel_size", *SUPPORTED, *SCORES}
 READS = {
     "subject": {"split", "voxel_size", *SUPPORTED},
     "method": {"position", "family", "training_set", "legacy", "transform"},
@@ -74,7 +89,13 @@ READS = {
     "critical_threshold": {"voxel_size", "legacy", "budgets_cm3", *MEASURED},
     "slice_score": {"voxel_size", *MEASURED},
     "slice_ranking": {"voxel_size", *MEASURED},
+    "variant_ranking": {"alternative_transform", "seed", "reference_dilation_share", *VARIANTS},
+    "variant_curve": {"alternative_transform", "seed", "reference_dilation_share", "lesion_floor_mm3", *VARIANTS},
+    "exchange_ranking": {"exchanged", *VARIANTS},
+    "exchange_curve": {"exchanged", "lesion_floor_mm3", *VARIANTS},
+    "candidate_ranking": {"scale", *SUPPORTED, *SCORES},
 }
+DIAGNOSTICS = {name for name, table in lake_tables().items() if "diagnosis" in table.parts}
 
 
 def planned(folder: Path, text: str = STUDY, subjects: str = SUBJECTS) -> Plan:
@@ -97,6 +118,17 @@ def fingerprints(plan: Plan, rewritten: frozenset[Content] = frozenset()) -> Fin
     return Fingerprints(plan, digests)
 
 
+def diagnostic_parts(
+    plan: Plan, prints: Fingerprints, entry: Entry, subject: SubjectInputs, frozen: Scale
+) -> list[Part]:
+    """Diagnostic parts of a method and test subject; none of others."""
+    if entry.kind != "method" or subject.split != "test":
+        return []
+    other = plan.next_in_split(subject)
+    exchanged = None if other is None else Exchanged(other, plan.maps[entry.method_id, other.subject_id].map)
+    return prints.diagnostic_parts(entry, subject, entry.fixed_scale or frozen, exchanged)
+
+
 def stamps(plan: Plan, rewritten: frozenset[Content] = frozenset(), frozen: Scale = FROZEN) -> Stamps:
     """The fingerprint of every part of a plan."""
     prints = fingerprints(plan, rewritten)
@@ -108,6 +140,7 @@ def stamps(plan: Plan, rewritten: frozenset[Content] = frozenset(), frozen: Scal
             inputs = plan.maps[entry.method_id, subject.subject_id]
             parts += prints.measurement_parts(entry, subject, entry.fixed_scale or frozen)
             parts += [prints.quantile_part(entry, subject)] if entry.quantiles else []
+            parts += diagnostic_parts(plan, prints, entry, subject, frozen)
             parts += [prints.file_part(entry, subject.subject_id, inputs.sources)] if entry.kind == "method" else []
     found = {(part.table, part.owner): part.fingerprint for part in parts}
     assert len(found) == len(parts)
@@ -180,7 +213,7 @@ CHANGES = {
     "voxel size": edit("[1.0, 1.0, 3.0]", "[1.0, 1.0, 2.0]", ("voxel_size", "*")),
     "voxel size of the same volume": edit("[1.0, 1.0, 3.0]", "[3.0, 1.0, 1.0]", ("voxel_size", "*")),
     "voxel size in whole numbers": edit("[1.0, 1.0, 3.0]", "[1, 1, 3]"),
-    "split": Change((("split", "@s1"),), subjects=SUBJECTS.replace("s1,validation", "s1,test")),
+    "split": Change((("split", "@s1"), ("exchanged", "*@s2")), subjects=SUBJECTS.replace("s1,validation", "s1,test")),
     "another column": Change((), subjects=SUBJECTS.replace("s1,validation,a", "s1,validation,b")),
     "order of subjects": Change((), subjects="site,split,subject_id\nb,validation,s3\na,test,s2\na,validation,s1\n"),
     "name of a file": edit("residual/{subject_id}.nii", "renamed/{subject_id}.nii", ("path", "residual@*")),
@@ -191,6 +224,11 @@ CHANGES = {
 }
 
 
+def is_of_a_new_test_subject(key: tuple[str, str]) -> bool:
+    """Whether a part is a diagnostic of a subject that is a validation subject at first."""
+    return key[0] in DIAGNOSTICS and not key[1].endswith("@s2")
+
+
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_change_reaches_exactly_the_tables_that_depend_on_it(tmp_path: Path, change: Change) -> None:
     text = STUDY
@@ -199,7 +237,7 @@ def test_a_change_reaches_exactly_the_tables_that_depend_on_it(tmp_path: Path, c
         text = text.replace(old, new)
     before = stamps(planned(tmp_path / "before"))
     after = stamps(planned(tmp_path / "after", text, change.subjects), change.rewritten, change.frozen)
-    assert before.keys() == after.keys()
+    assert before.keys() == {key for key in after if not is_of_a_new_test_subject(key)}
     expected = {key for ingredient, owners in change.reaches for key in readers(before, ingredient, owners)}
     assert changed(before, after) == expected
 
@@ -232,6 +270,15 @@ OTHER_VALUES: dict[str, object] = {
     "slice_calipers_sd": [0.3],
     "borrowed_donor_count": 5,
     "calibration_share": 0.0,  # any other is refused beside the declared validation subjects
+    "reference_dilation_share": 0.5,
+    "permuted_id_share": 0.1,
+    "diagnostic_sample_sizes": [10],
+    "false_alarm_rate": 0.1,
+    "target_power": 0.8,
+    "rank_stability_floor": 0.8,
+    "anti_location_limit": 0.2,
+    "transform_scan_margin": 0.1,
+    "offset_scan_count": 10,
 }
 
 
@@ -337,7 +384,19 @@ def test_a_subject_that_is_added_measures_only_itself(tmp_path: Path) -> None:
     after = stamps(planned(tmp_path, subjects=f"{SUBJECTS}s0,test,c\n"))
     assert {owner.partition("@")[2] for _, owner in after.keys() - before.keys()} == {"s0"}
     assert before.keys() < after.keys()
-    assert changed(before, after) == set()
+    # but for the map that is exchanged for that of the next test subject, who is the new one
+    assert changed(before, after) == readers(before, "exchanged", "*@s2")
+
+
+def test_an_exchange_follows_the_map_and_the_grid_of_the_other_test_subject(tmp_path: Path) -> None:
+    plan = planned(tmp_path, subjects=SUBJECTS.replace("s3,validation", "s3,test"))
+    before = stamps(plan)
+    after = stamps(plan, frozenset({("map", "s3", "residual", None)}))
+    assert changed(before, after) == readers(before, "map", "residual@s3") | readers(before, "exchanged", "residual@s2")
+    after = stamps(plan, frozenset({("reference", "s3", None, None)}))
+    assert changed(before, after) == readers(before, "reference", "*@s3") | readers(before, "exchanged", "*@s2")
+    after = stamps(plan, frozenset({("brain", "s3", None, None)}))
+    assert not changed(before, after) & readers(before, "exchanged", "*@s2")
 
 
 def test_an_own_reference_that_is_added_measures_the_gate_and_what_is_compared_with_it(tmp_path: Path) -> None:
@@ -460,3 +519,24 @@ def test_a_task_can_be_sent_to_a_worker(tmp_path: Path) -> None:
     task = Task(entry, subject, inputs, FROZEN, plan.voxel_size_mm, plan.parameters, tuple(parts))
     assert pickle.loads(pickle.dumps(task)) == task
     assert [source.role for source in task.sources] == ["map", "own_reference", "reference", "brain"]
+
+
+def test_a_diagnostic_task_can_be_sent_to_a_worker(tmp_path: Path) -> None:
+    plan = planned(tmp_path, subjects=SUBJECTS.replace("s3,validation", "s3,test"))
+    entry, subject = plan.entries[0], plan.subjects[1]
+    other = plan.next_in_split(subject)
+    assert other is not None
+    exchanged = Exchanged(other, plan.maps[entry.method_id, other.subject_id].map)
+    parts = fingerprints(plan).diagnostic_parts(entry, subject, FROZEN, exchanged)
+    inputs = plan.maps[entry.method_id, subject.subject_id]
+    task = DiagnosticTask(
+        entry, subject, inputs, FROZEN, plan.voxel_size_mm, plan.parameters, tuple(parts), exchanged=exchanged
+    )
+    assert pickle.loads(pickle.dumps(task)) == task
+    assert [(s.role, s.subject_id) for s in task.sources] == [
+        ("map", "s2"),
+        ("reference", "s2"),
+        ("brain", "s2"),
+        ("map", "s3"),
+        ("reference", "s3"),
+    ]

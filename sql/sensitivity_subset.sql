@@ -1,0 +1,103 @@
+-- One row per method, subset of the test subjects and metric: does the result hang on subjects of doubtful geometry?
+-- key: method_id, subset_id, metric_id
+-- columns: value?, n_subjects
+
+-- all: every test subject that was measured; registered: without those misregistered for any ranked method, whatever
+--   `misregistered` says; inside_every_view: of these, the subjects whose reference lies inside every method's field of
+--   view. Means; canonical reference, brain, plain maps, conn6_floor and IoU 0.10 at the validation threshold of the
+--   reference budget, which stays as it is.
+with entry as (
+    select method_id, kind
+    from ranked_method
+    where is_ranked
+),
+measured as (
+    select s.subject_id
+    from subject as s
+    cross join entry as e
+    left join voxel_ranking as v
+        on v.method_id = e.method_id and v.subject_id = s.subject_id
+        and v.reference_id = 'canonical' and v.support_id = 'brain'
+    where s.split = 'test'
+    group by s.subject_id
+    having bool_and(v.method_id is not null)
+),
+misregistered as (
+    select distinct g.subject_id
+    from gate_subject as g
+    join entry as e using (method_id)
+    where g.verdict = 'misregistered'
+),
+leaving as (
+    select distinct b.subject_id
+    from voxel_ranking as b
+    join voxel_ranking as v using (method_id, subject_id, reference_id)
+    join entry as e using (method_id)
+    where b.reference_id = 'canonical' and b.support_id = 'brain' and v.support_id = 'brain_in_view'
+        and b.positive_voxels <> v.positive_voxels
+),
+member as (
+    select subject_id, 'all' as subset_id
+    from measured
+    union all
+    select subject_id, 'registered'
+    from measured
+    anti join misregistered using (subject_id)
+    union all
+    select subject_id, 'inside_every_view'
+    from measured
+    anti join misregistered using (subject_id)
+    anti join leaving using (subject_id)
+),
+operating as (
+    select t.method_id, t.level
+    from threshold_choice as t
+    join protocol on protocol.reference_budget_cm3 = t.budget_cm3
+    where t.threshold_rule_id = 'validation' and t.status = 'ok'
+        and t.reference_id = 'canonical' and t.support_id = 'brain' and t.voxel_volume_id = 'true'
+),
+per_subject as (
+    select v.method_id, v.subject_id, 'voxel_auroc' as metric_id, v.auroc as value
+    from voxel_ranking as v
+    where v.reference_id = 'canonical' and v.support_id = 'brain'
+    union all
+    select v.method_id, v.subject_id, 'voxel_ap', v.average_precision
+    from voxel_ranking as v
+    where v.reference_id = 'canonical' and v.support_id = 'brain'
+    union all
+    select
+        c.method_id, c.subject_id, 'dice',
+        case
+            when c.reference_voxels > 0
+                then 2 * c.true_positive_voxels::double / (c.predicted_voxels + c.reference_voxels)
+            when protocol.empty_dice = 'one_if_both_empty' then (c.predicted_voxels = 0)::int::double
+        end
+    from threshold_curve as c
+    join operating as o using (method_id, level)
+    cross join protocol
+    where c.reference_id = 'canonical' and c.support_id = 'brain'
+        and c.voxel_volume_id = 'true' and c.postprocess_id = 'plain'
+    union all
+    select c.method_id, c.subject_id, 'lesion_sensitivity', c.hit_iou_10::double / nullif(c.lesion_count, 0)
+    from lesion_curve as c
+    join operating as o using (method_id, level)
+    where c.reference_id = 'canonical' and c.support_id = 'brain' and c.voxel_volume_id = 'true'
+        and c.postprocess_id = 'plain' and c.lesion_definition_id = 'conn6_floor'
+),
+subset as (
+    select unnest(['all', 'registered', 'inside_every_view']) as subset_id
+),
+metric as (
+    select unnest(['dice', 'lesion_sensitivity', 'voxel_auroc', 'voxel_ap']) as metric_id
+)
+select
+    e.method_id, b.subset_id, k.metric_id,
+    favg(p.value) as value,
+    count(p.value) as n_subjects
+from entry as e
+cross join subset as b
+cross join metric as k
+left join member as m using (subset_id)
+left join per_subject as p
+    on p.method_id = e.method_id and p.metric_id = k.metric_id and p.subject_id = m.subject_id
+group by all
