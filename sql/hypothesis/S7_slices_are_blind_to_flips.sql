@@ -1,0 +1,26 @@
+-- Slices are blind to flips: voxel AUROC falls under an in-plane flip, slice AUROC does not.
+-- criterion: mean voxel AUROC falls, and mean slice AUROC by no more than a tenth of it
+-- cases: every
+-- needs: the diagnostics of geometry (`mirto rebuild --diagnostics`), which flip the maps
+with fall as (
+    select
+        method_id, variant_id,
+        max(-mean_difference) filter (where metric_id = 'voxel_auroc') as of_voxels,
+        max(-mean_difference) filter (where metric_id = 'slice_auroc') as of_slices
+    from corruption_effect
+    where variant_id in ('flip_left_right', 'flip_anterior_posterior')
+    group by method_id, variant_id
+)
+select
+    'primary' as configuration_set,
+    format('{} under {}', f.method_id, f.variant_id) as item,
+    f.of_slices as estimate,
+    null as estimate_low, null as estimate_high,
+    least(f.of_voxels, f.of_voxels / 10 - f.of_slices) as criterion_margin,
+    f.of_voxels > 0 and f.of_slices <= f.of_voxels / 10 as is_supported,
+    format(
+        '{} under {}: voxel AUROC falls by {:.3f}, slice AUROC by {:.3f}', f.method_id, f.variant_id, f.of_voxels, f.of_slices
+    ) as reason
+from fall as f
+join ranked_method as m on m.method_id = f.method_id and m.kind = 'method'
+where f.of_voxels is not null and f.of_slices is not null
