@@ -39,7 +39,7 @@ EXIT_CODES = {
     "NoLake": NOT_FOUND,
 }
 FAILURES_SHOWN = 20
-FEW_PAIRS = 100  # of a method and a subject: two worker processes take as long to start as these take in one
+FEW_PAIRS = 200  # of a method and a subject: two worker processes take as long to start as these take in one
 GATE_COLUMNS = {
     "method_id": "method",
     "verdict": "verdict",
@@ -217,6 +217,11 @@ def _show_verdicts(verdicts: Verdicts) -> None:
     ]
     _show_table(
         "Geometry gate: does each method's own reference land on the canonical one?", [*GATE_COLUMNS.values()], rows
+    )
+    out.print(
+        "Subjects per verdict; overlap (Dice) in the field of view, median and lowest; margin: mean overlap of the"
+        " declared transform minus that of the best other candidate.\n",
+        style="dim",
     )
     for message in verdicts.messages:
         out.print(message, markup=False, soft_wrap=True)
