@@ -19,7 +19,9 @@ import mirto
 from expectations.study import TransformTable, load_study
 from expectations.tables import lake_tables
 from ingest.digests import digest_all
+from ingest.grid import Candidate
 from ingest.jobs import InProcess
+from ingest.look import candidate_name
 from ingest.phantom import write_volume
 from ingest.plan import Fingerprints, plan_study
 from ingest.run import Ingest
@@ -354,12 +356,13 @@ def test_study_lines_say_what_each_candidate_is(spheres: Path, tmp_path: Path) -
     with open_for_building(None, tmp_path) as connection:
         build_tables(connection, measured.report.manifest, ["gate_summary"], given=measured.given)
         rows = connection.execute(
-            "select method_id, transposed, flip_0, flip_1, dz, study_lines, reason from gate_change"
+            "select method_id, transposed, flip_0, flip_1, dz, candidate, study_lines, reason from gate_change"
         ).fetchall()
     tables = {method.id: method.transform for method in study.file.method}
     assert len(rows) == 56 * len(tables)
-    for method, transposed, flip_0, flip_1, dz, lines, reason in rows:
+    for method, transposed, flip_0, flip_1, dz, name, lines, reason in rows:
         assert reason is None
+        assert name == candidate_name(Candidate(transposed, flip_0, flip_1, dz))
         table = tables[method]
         changed = TransformTable.model_validate(table.model_dump(mode="json") | tomllib.loads(lines or ""))
         stored = (44, 40, 32) if table.source_size else SHAPE
