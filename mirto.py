@@ -40,7 +40,7 @@ EXIT_CODES = {
 }
 FAILURES_SHOWN = 20
 WIDEST_CELL = 40  # characters of a cell that a table counts on; longer ones fold
-FEW_PAIRS = 100  # of a method and a subject: two worker processes take as long to start as these take in one
+FEW_PAIRS = 200  # of a method and a subject: two worker processes take as long to start as these take in one
 GATE_COLUMNS = {
     "method_id": "method",
     "verdict": "verdict",
@@ -222,6 +222,11 @@ def _show_verdicts(verdicts: Verdicts) -> None:
     _show_table(
         "Geometry gate: does each method's own reference land on the canonical one?", [*GATE_COLUMNS.values()], rows
     )
+    out.print(
+        "Subjects per verdict; overlap (Dice) in the field of view, median and lowest; margin: mean overlap of the"
+        " declared transform minus that of the best other candidate.\n",
+        style="dim",
+    )
     for message in verdicts.messages:
         out.print(message, markup=False, soft_wrap=True)
         out.print()
@@ -242,18 +247,24 @@ def propose(
     loaded = load_study(study)
     with err.status("comparing references"):
         found = search(loaded, method, subjects)
-    count, tolerance = len(found.subject_ids), loaded.protocol.parameters.overlap_tolerance
+    count, parameters = len(found.subject_ids), loaded.protocol.parameters
     out.print(f"From the own references of {count} subjects ({found.subject_ids[0]} to {found.subject_ids[-1]}):\n")
     for place, proposal in enumerate(found.proposals):
         told = f"{place + 1}. overlap {proposal.overlap:.4f}; in view: overlap {proposal.dice_in_view:.4f} of"
         told += f" {100 * proposal.in_view_fraction:.1f} % of the reference"
-        likeness = found.likeness(proposal, tolerance) if place else None
+        likeness = found.likeness(proposal, parameters.overlap_tolerance) if place else None
         out.print(told + (" (as declared)" if place == found.declared_place else ""), markup=False, soft_wrap=True)
         if likeness is not None:
             out.print(f"   It {likeness}.", markup=False, soft_wrap=True)
         out.print(indent(f"[method.transform]\n{proposal.study_lines}\n", "   "), markup=False, soft_wrap=True)
     if found.declared is not None and found.declared_place is None:
         out.print(f"The declared transform gives {found.declared.overlap:.4f} on these subjects.")
+    if found.proposals[0].overlap < parameters.overlap_floor:
+        out.print(
+            f"No transform brings the references to an overlap of {parameters.overlap_floor}: the maps' grid is coarse"
+            " for these lesions, or the subjects are not all stored alike, or the files do not belong together.",
+            soft_wrap=True,
+        )
     out.print("Judge it with `mirto gate`, and look at it with `mirto look`: it was chosen on these subjects.")
 
 
@@ -271,8 +282,9 @@ def look(
     from ingest.look import draw, look_at
 
     file = out_file or Path(f"look_{method}_{subject}.png")
-    draw(look_at(load_study(study), method, subject), file)
-    out.print(f"Drawn in {file}.", markup=False, soft_wrap=True)
+    seen = look_at(load_study(study), method, subject)
+    draw(seen, file)
+    out.print(f"{seen.title}.\nDrawn in {file}.", markup=False, soft_wrap=True)
 
 
 @app.command()

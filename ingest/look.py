@@ -66,6 +66,18 @@ class Look:
     is_misplaced: bool
 
     @property
+    def title(self) -> str:
+        """Whose map it is, and whether another candidate fits better by the gate's criterion (ii-b)."""
+        name, declared = f"{self.method_id}, {self.subject_id}", self.views[0]
+        if declared.own is None:
+            return f"{name}: the map and the canonical reference"
+        if declared.dice is None:
+            return f"{name}: no reference in view on either side"
+        if self.is_misplaced:
+            return f"{name}: MISREGISTERED, {self.views[1].name} fits better than the declared transform"
+        return f"{name}: no candidate fits better than the declared transform"
+
+    @property
     def slices(self) -> list[int]:
         """Slices to show: at the quartiles of the reference's extent, each where it holds voxels, without repeats.
 
@@ -213,7 +225,7 @@ def draw(look: Look, file: Path) -> None:
             image = _panel(grid[place, column], look, view, slice_index, brightest)
             grid[place, column].set_title(f"slice {slice_index}", fontsize=10)
         grid[place, 0].set_ylabel(_row_title(look, place), fontsize=12, labelpad=8)
-    figure.suptitle(_title(look), fontsize=14)
+    figure.suptitle(look.title, fontsize=14)
     if image is not None:
         bar = figure.colorbar(image, ax=grid, shrink=0.6, aspect=30, pad=0.02, extend="max")
         bar.set_label("score, linearly mapped")
@@ -234,17 +246,6 @@ def _row_title(look: Look, place: int) -> str:
     overlap = "both references empty in view" if view.dice is None else f"Dice {view.dice:.3f}"
     what = view.name if place == 0 else f"best other candidate:\n{view.name}"
     return f"{what}\n{overlap}"
-
-
-def _title(look: Look) -> str:
-    name = f"{look.method_id}, {look.subject_id}"
-    if len(look.views) == 1:
-        return f"{name}: the map and the canonical reference"
-    if look.views[0].dice is None:
-        return f"{name}: no reference in view on either side"
-    if look.is_misplaced:
-        return f"{name}: MISREGISTERED, {look.views[1].name} fits better than the declared transform"
-    return f"{name}: no candidate fits better than the declared transform"
 
 
 def _panel(axes: "Axes", look: Look, view: View, slice_index: int, brightest: float) -> "AxesImage":

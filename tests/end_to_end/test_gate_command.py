@@ -2,9 +2,11 @@
 
 import json
 import os
+import random
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,11 @@ from scipy.ndimage import binary_erosion
 
 import mirto
 from expectations.study import TransformTable, load_study
+from expectations.tables import lake_tables
 from ingest.digests import digest_all
+from ingest.grid import Candidate
 from ingest.jobs import InProcess
+from ingest.look import candidate_name
 from ingest.phantom import write_volume
 from ingest.plan import Fingerprints, plan_study
 from ingest.run import Ingest
@@ -351,12 +356,13 @@ def test_study_lines_say_what_each_candidate_is(spheres: Path, tmp_path: Path) -
     with open_for_building(None, tmp_path) as connection:
         build_tables(connection, measured.report.manifest, ["gate_summary"], given=measured.given)
         rows = connection.execute(
-            "select method_id, transposed, flip_0, flip_1, dz, study_lines, reason from gate_change"
+            "select method_id, transposed, flip_0, flip_1, dz, candidate, study_lines, reason from gate_change"
         ).fetchall()
     tables = {method.id: method.transform for method in study.file.method}
     assert len(rows) == 56 * len(tables)
-    for method, transposed, flip_0, flip_1, dz, lines, reason in rows:
+    for method, transposed, flip_0, flip_1, dz, name, lines, reason in rows:
         assert reason is None
+        assert name == candidate_name(Candidate(transposed, flip_0, flip_1, dz))
         table = tables[method]
         changed = TransformTable.model_validate(table.model_dump(mode="json") | tomllib.loads(lines or ""))
         stored = (44, 40, 32) if table.source_size else SHAPE
@@ -365,6 +371,46 @@ def test_study_lines_say_what_each_candidate_is(spheres: Path, tmp_path: Path) -
         assert (found.source_axis, found.size, found.extent) == (member.source_axis, member.size, member.extent)
         assert found.reversed == member.reversed
         assert found.start == (member.start[0], member.start[1], member.start[2] - dz)
+
+
+def declared_at_random(count: int) -> dict[str, TransformTable]:
+    """Transforms of every axis order, reversal and start, in numbers and in words."""
+    draw = random.Random(5)
+    orders: list[tuple[int, int, int]] = [(0, 1, 2), (1, 0, 2), (2, 1, 0), (1, 2, 0), (0, 2, 1), (2, 0, 1)]
+    tables = [
+        TransformTable.model_validate(
+            {
+                "source_axis": draw.choice(orders),
+                "start": [draw.choice([0, -3, 7, "centre"]) for _ in range(3)],
+                "extent": [draw.choice(["full", 20, 31]) for _ in range(3)],
+                "reversed": [draw.random() < 0.5 for _ in range(3)],
+            }
+        )
+        for _ in range(count)
+    ]
+    return {f"m{number:02d}": table for number, table in enumerate(tables)}
+
+
+def test_lines_of_any_declaration_say_what_each_candidate_is(spheres: Path, tmp_path: Path) -> None:
+    """Reversals toggle those that are declared, and start[2] moves also where it is written as "centre"."""
+    measured = Ingest(load_study(spheres), tmp_path, InProcess()).run_gate(is_kept=False)
+    tables = declared_at_random(40)
+    rows = [
+        (name, "method", place, None, None, None, json.dumps(table.model_dump(mode="json"), sort_keys=True))
+        for place, (name, table) in enumerate(tables.items())
+    ]
+    given = {**measured.given, "method": lake_tables()["method"].frame(rows)}
+    with open_for_building(None, tmp_path) as connection:
+        build_tables(connection, measured.report.manifest, ["gate_change"], given=given)
+        found = connection.execute(
+            "select method_id, transposed, flip_0, flip_1, dz, study_lines from gate_change"
+        ).fetchall()
+    assert len(found) == 56 * len(tables)
+    for name, transposed, flip_0, flip_1, dz, lines in found:
+        changed = TransformTable.model_validate(tables[name].model_dump(mode="json") | tomllib.loads(lines or ""))
+        member = resolve_transform(tables[name], (9, 11, 13), SHAPE).candidate(transposed, flip_0, flip_1)
+        expected = replace(member, start=(member.start[0], member.start[1], member.start[2] - dz))
+        assert resolve_transform(changed, (9, 11, 13), SHAPE) == expected, (tables[name], lines)
 
 
 def test_an_offset_from_the_centre_of_unlike_grids_cannot_be_said(spheres: Path, tmp_path: Path) -> None:

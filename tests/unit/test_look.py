@@ -40,7 +40,7 @@ def test_a_forgotten_reversal_stands_below_what_mends_it(phantom_study: Path) ->
     study = load_study(phantom_study)
     look, good = look_at(spoilt(study), "diffuse", "phantom01"), look_at(study, "diffuse", "phantom01")
     declared, rival = look.views
-    assert look.is_misplaced
+    assert look.title == "diffuse, phantom01: MISREGISTERED, flip 1 fits better than the declared transform"
     assert (rival.name, rival.dice) == ("flip 1", 1)
     assert declared.dice is not None and declared.dice < 0.5
     assert np.array_equal(rival.scores, good.views[0].scores)
@@ -129,6 +129,7 @@ def test_the_command_draws_a_png_and_refuses_with_2(
             mirto.main()
         assert (end.value.code or 0) == code
     captured = capsys.readouterr()
+    assert "sharp_twin, phantom02: no candidate fits better than the declared transform." in captured.out
     assert "Drawn in look_sharp_twin_phantom02.png" in captured.out
     assert "no subject nobody" in captured.err
     assert Path("look_sharp_twin_phantom02.png").read_bytes().startswith(b"\x89PNG")

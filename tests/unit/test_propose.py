@@ -216,6 +216,7 @@ def test_the_command_prints_lines_and_refuses_with_2(
         mirto.main()
     assert not end.value.code
     out = capsys.readouterr().out
+    assert "No transform brings" not in out
     assert "From the own references of 3 subjects" in out and "(as declared)" in out
     assert "source_axis = [1, 0, 2]" in out and "reversed = [false, true, false]" in out
     monkeypatch.setattr(sys, "argv", ["mirto", "propose", str(phantom_study), "nothing"])
