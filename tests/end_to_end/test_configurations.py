@@ -21,7 +21,7 @@ from expectations.study import load_study
 from ingest.jobs import InProcess
 from ingest.manifest import Manifest, read_manifest
 from ingest.run import Ingest
-from marts.findings import answers
+from marts.findings import QUESTIONS
 from marts.quality import check_findings, declared_findings
 from marts.release import Built, build_tables, open_for_building
 
@@ -430,14 +430,22 @@ def test_selection_on_resampled_validation_subjects(marts: Connection) -> None:
         assert n_replicates == REPLICATES
 
 
+def found_by(marts: Connection, title: str) -> list[tuple[Any, ...]]:
+    [question] = [one for one in QUESTIONS if one.title.startswith(title)]
+    return rows(marts, question.sql)
+
+
 def test_findings_show_the_choice_and_the_orders(marts: Connection) -> None:
-    titles = ("Which training set?", "Orders with other training sets")
-    shown = {one.title: one for one in answers(marts)}
-    for title in titles:
-        [found] = [one for name, one in shown.items() if name.startswith(title)]
-        assert found.rows
-    [points] = [one for name, one in shown.items() if name.startswith("Operating points")]
-    assert {row[0] for row in points.rows} == {*MODELS, "FLAIR", "T2"}
+    choices = found_by(marts, "Which training set?")
+    assert [row[:2] for row in choices[:2]] == [(model, "validation_dice_pooled") for model in MODELS]
+    assert len(choices) == 5 * 2
+    assert [row[0] for row in found_by(marts, "Orders with other")] == [
+        f"all {OTHER}",
+        "test_selected",
+        "validation_selected",
+    ]
+    assert found_by(marts, "Training sets that are no level") == []
+    assert {row[0] for row in found_by(marts, "Operating points")} == {*MODELS, "FLAIR", "T2"}
 
 
 def test_a_hole_of_another_training_set_says_so_and_drops_nothing_of_the_primary_one(
