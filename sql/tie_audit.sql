@@ -7,15 +7,18 @@
 --   with mid-ranks (AUROC) or with tied scores collapsed to one threshold (average precision); the largest is in size.
 with paired as (
     select
-        b.method_id, b.tied_fraction, b.positive_voxels + b.negative_voxels as brain_voxels,
-        v.positive_voxels + v.negative_voxels as in_view_voxels,
-        b.ordinal_auroc - b.auroc as auroc_difference,
-        b.ordinal_average_precision - b.average_precision as precision_difference
-    from voxel_ranking as b
-    join voxel_ranking as v using (method_id, subject_id, reference_id)
-    join cohort_subject as s on s.subject_id = b.subject_id and s.is_included and s.split = 'test'
-    join ranked_method as m on m.method_id = b.method_id and m.is_ranked
-    where b.reference_id = 'canonical' and b.support_id = 'brain' and v.support_id = 'brain_in_view'
+        v.method_id, v.subject_id,
+        max(v.tied_fraction) filter (where v.support_id = 'brain') as tied_fraction,
+        max(v.positive_voxels + v.negative_voxels) filter (where v.support_id = 'brain') as brain_voxels,
+        max(v.positive_voxels + v.negative_voxels) filter (where v.support_id = 'brain_in_view') as in_view_voxels,
+        max(v.ordinal_auroc - v.auroc) filter (where v.support_id = 'brain') as auroc_difference,
+        max(v.ordinal_average_precision - v.average_precision) filter (where v.support_id = 'brain')
+            as precision_difference
+    from voxel_ranking as v
+    join cohort_subject as s on s.subject_id = v.subject_id and s.is_included and s.split = 'test'
+    join ranked_method as m on m.method_id = v.method_id and m.is_ranked
+    where v.reference_id = 'canonical'
+    group by v.method_id, v.subject_id
 )
 select
     method_id,
