@@ -55,6 +55,7 @@ def entry(**changes: object) -> Entry:
         training_set=None,
         legacy_voxel_mm3=None,
         transform=TransformTable(),
+        alternative_transform=None,
         fixed_scale=Scale("identity", 0.0, 1.0),
         quantiles=None,
         nan_outside_brain="refuse",
