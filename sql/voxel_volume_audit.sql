@@ -27,9 +27,10 @@ counted as (
     group by o.method_id
 )
 select
-    m.method_id, h.declared_voxel_mm3_median, h.header_voxel_mm3_median, c.counted_voxel_mm3_median,
+    method_id, h.declared_voxel_mm3_median, h.header_voxel_mm3_median, c.counted_voxel_mm3_median,
     m.legacy_voxel_mm3, h.header_agrees_fraction, coalesce(h.n_subjects, 0) as n_subjects
 from method as m
+join ranked_method as r using (method_id)
 left join header as h using (method_id)
 left join counted as c using (method_id)
-where m.kind = 'method'
+where m.kind = 'method' and r.is_ranked
