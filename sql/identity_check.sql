@@ -279,6 +279,19 @@ declared_count as (
         and c.voxel_volume_id = 'true' and c.postprocess_id = 'plain'
     group by v.method_id
 ),
+declared_hit as (
+    select
+        'declared_variant_hit' as identity,
+        v.method_id as item,
+        sum(v.hit_iou_10 + v.lesion_count)::double as left_value,
+        sum(c.hit_iou_10 + c.lesion_count)::double as right_value,
+        0 as tolerance
+    from variant_curve as v
+    join lesion_curve as c using (method_id, subject_id, level)
+    where v.variant_id = 'declared' and c.reference_id = 'canonical' and c.support_id = 'brain'
+        and c.voxel_volume_id = 'true' and c.postprocess_id = 'plain' and c.lesion_definition_id = 'conn6_floor'
+    group by v.method_id
+),
 candidate_variant as (
     select
         'candidate_variant' as identity,
@@ -322,6 +335,8 @@ every_side as (
     from declared_variant
     union all by name
     from declared_count
+    union all by name
+    from declared_hit
     union all by name
     from candidate_variant
 )

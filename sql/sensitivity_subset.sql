@@ -11,16 +11,24 @@ with entry as (
     from ranked_method
     where is_ranked
 ),
+ranking as materialized (
+    select
+        v.method_id, v.subject_id,
+        max(v.auroc) filter (where v.support_id = 'brain') as auroc,
+        max(v.average_precision) filter (where v.support_id = 'brain') as average_precision,
+        max(v.positive_voxels) filter (where v.support_id = 'brain')
+            <> max(v.positive_voxels) filter (where v.support_id = 'brain_in_view') as leaves_view
+    from voxel_ranking as v
+    join entry as e using (method_id)
+    join subject as s on s.subject_id = v.subject_id and s.split = 'test'
+    where v.reference_id = 'canonical'
+    group by all
+),
 measured as (
-    select s.subject_id
-    from subject as s
-    cross join entry as e
-    left join voxel_ranking as v
-        on v.method_id = e.method_id and v.subject_id = s.subject_id
-        and v.reference_id = 'canonical' and v.support_id = 'brain'
-    where s.split = 'test'
-    group by s.subject_id
-    having bool_and(v.method_id is not null)
+    select subject_id
+    from ranking
+    group by subject_id
+    having count(*) = (select count(*) from entry)
 ),
 misregistered as (
     select distinct g.subject_id
@@ -29,12 +37,9 @@ misregistered as (
     where g.verdict = 'misregistered'
 ),
 leaving as (
-    select distinct b.subject_id
-    from voxel_ranking as b
-    join voxel_ranking as v using (method_id, subject_id, reference_id)
-    join entry as e using (method_id)
-    where b.reference_id = 'canonical' and b.support_id = 'brain' and v.support_id = 'brain_in_view'
-        and b.positive_voxels <> v.positive_voxels
+    select distinct subject_id
+    from ranking
+    where leaves_view
 ),
 member as (
     select subject_id, 'all' as subset_id
@@ -57,13 +62,11 @@ operating as (
         and t.reference_id = 'canonical' and t.support_id = 'brain' and t.voxel_volume_id = 'true'
 ),
 per_subject as (
-    select v.method_id, v.subject_id, 'voxel_auroc' as metric_id, v.auroc as value
-    from voxel_ranking as v
-    where v.reference_id = 'canonical' and v.support_id = 'brain'
+    select method_id, subject_id, 'voxel_auroc' as metric_id, auroc as value
+    from ranking
     union all
-    select v.method_id, v.subject_id, 'voxel_ap', v.average_precision
-    from voxel_ranking as v
-    where v.reference_id = 'canonical' and v.support_id = 'brain'
+    select method_id, subject_id, 'voxel_ap', average_precision
+    from ranking
     union all
     select
         c.method_id, c.subject_id, 'dice',

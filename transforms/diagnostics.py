@@ -14,6 +14,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from expectations.protocol import Parameters, Protocol
+from ingest.compiled import compiled
 from transforms.catalog import Inputs, declared
 
 Floats = NDArray[np.float64]
@@ -86,22 +87,47 @@ def rank_correlations(first: Floats, second: Floats, counts: Integers) -> Floats
     Returns:
         One correlation per cohort; NaN where all of its items have the same first, or the same second value.
     """
-    one, other = _centred_ranks(first, counts), _centred_ranks(second, counts)
-    shared, spread = (counts * one * other).sum(axis=1), (counts * one * one).sum(axis=1)
-    spread_other = (counts * other * other).sum(axis=1)
-    scale = np.sqrt(spread.astype(np.float64) * spread_other.astype(np.float64))
-    return np.divide(shared, scale, out=np.full(len(counts), np.nan), where=scale > 0)
+    sums = _rank_moments(counts, *_tie_runs(first), *_tie_runs(second)).astype(np.float64)
+    scale = np.sqrt(sums[:, 1] * sums[:, 2])
+    return np.divide(sums[:, 0], scale, out=np.full(len(counts), np.nan), where=scale > 0)
 
 
-def _centred_ranks(values: Floats, counts: Integers) -> Integers:
-    """Twice the mid-rank of every item in every cohort, less its mean: whole numbers that sum to 0 over the cohort."""
+def _tie_runs(values: Floats) -> tuple[Integers, Integers]:
+    """Items in ascending order, and where each run of equal values starts in it, with the end of the last."""
     order = np.argsort(values, kind="stable")
-    is_first = np.diff(values[order], prepend=np.nan) != 0
-    group = np.empty(values.size, np.int64)
-    group[order] = np.cumsum(is_first) - 1
-    tied = np.add.reduceat(counts[:, order], np.flatnonzero(is_first), axis=1)
-    below = np.cumsum(tied, axis=1) - tied
-    return (2 * below + tied)[:, group] - counts.sum(axis=1, keepdims=True)
+    starts = np.flatnonzero(np.diff(values[order], prepend=np.nan) != 0)
+    return order, np.append(starts, values.size)
+
+
+@compiled
+def _rank_moments(
+    counts: Integers, order: Integers, starts: Integers, other_order: Integers, other_starts: Integers
+) -> Integers:
+    """Sums over each cohort of the products of two centred ranks, and of the squares of either: (cohorts, 3)."""
+    sums = np.zeros((counts.shape[0], 3), np.int64)
+    ranks, other = np.empty(counts.shape[1], np.int64), np.empty(counts.shape[1], np.int64)
+    for cohort in range(counts.shape[0]):
+        _centre_ranks(counts[cohort], order, starts, ranks)
+        _centre_ranks(counts[cohort], other_order, other_starts, other)
+        for item in range(ranks.size):
+            weighted = counts[cohort, item] * ranks[item]
+            sums[cohort, 0] += weighted * other[item]
+            sums[cohort, 1] += weighted * ranks[item]
+            sums[cohort, 2] += counts[cohort, item] * other[item] * other[item]
+    return sums
+
+
+@compiled
+def _centre_ranks(counts: Integers, order: Integers, starts: Integers, ranks: Integers) -> None:
+    """Write twice the mid-rank of every item of one cohort, less its mean: whole numbers that sum to 0 over it."""
+    size, below = counts.sum(), 0
+    for run in range(starts.size - 1):
+        tied = 0
+        for place in range(starts[run], starts[run + 1]):
+            tied += counts[order[place]]
+        for place in range(starts[run], starts[run + 1]):
+            ranks[order[place]] = 2 * below + tied - size
+        below += tied
 
 
 def anti_location_rates(aurocs: Floats, counts: Integers) -> Floats:

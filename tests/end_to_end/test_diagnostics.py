@@ -20,7 +20,7 @@ from expectations.study import load_study
 from expectations.tables import lake_tables
 from ingest.jobs import InProcess
 from ingest.manifest import read_manifest
-from ingest.phantom import write_phantom
+from ingest.phantom import write_phantom, write_volume
 from ingest.run import Ingest, Report
 from marts.catalog import Check, marts
 from marts.quality import check_findings, declared_findings
@@ -120,6 +120,32 @@ def test_a_run_that_was_killed_resumes(study_file: Path, lake: Path, tmp_path: P
     assert ingest(study_file, tmp_path / "lake", diagnostics=True).measured_parts == len(lost)
 
 
+def test_another_subject_s_bad_map_spares_the_tables_of_the_own_map(
+    study_file: Path, lake: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(lake, tmp_path / "lake")
+    shutil.copytree(study_file.parent, tmp_path / "study")
+    for name in DIAGNOSTIC_TABLES:
+        shutil.rmtree(tmp_path / "lake" / "parts" / name)
+    study = load_study(tmp_path / "study" / "study.toml")
+    tested = sorted(subject.subject_id for subject in study.subjects if subject.split == "test")
+    before, bad = tested[1:3]
+    map_file = tmp_path / "study" / f"maps/diffuse/{bad}.nii.gz"
+    shape = nib.Nifti1Image.from_filename(map_file).shape
+    write_volume(map_file, np.full(shape, np.nan, np.float32), (6, 6, 6))
+    report = Ingest(study, tmp_path / "lake", InProcess(), diagnostics=True).run()
+    failed = {(failure.subject_id, failure.method_id, failure.path) for failure in report.manifest.failures}
+    assert failed == {(bad, "diffuse", f"maps/diffuse/{bad}.nii.gz")}
+    measured = {
+        name: {
+            subject for subject in tested if any(f"diffuse@{subject}." in part for part in report.manifest.parts[name])
+        }
+        for name in DIAGNOSTIC_TABLES
+    }
+    own = set(tested) - {bad}
+    assert measured == {name: own - {before} if name.startswith("exchange") else own for name in DIAGNOSTIC_TABLES}
+
+
 def test_every_rule_of_the_new_tables_holds(connection: duckdb.DuckDBPyConnection) -> None:
     found = marts()
     for name in DIAGNOSTIC_TABLES:
@@ -139,7 +165,7 @@ def test_identities_tie_the_diagnostics_to_the_other_tables(query: Callable[[str
     rows = query("select identity, count(*) as items, bool_and(holds) as holds from identity_check group by identity")
     found = {identity: (items, holds) for identity, items, holds in rows.iter_rows()}
     assert found["declared_variant"] == (METHODS, True)
-    assert found["declared_variant_count"] == (METHODS, True)
+    assert found["declared_variant_count"] == found["declared_variant_hit"] == (METHODS, True)
     assert found["candidate_variant"] == (METHODS * 6, True)
 
 
