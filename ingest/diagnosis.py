@@ -37,7 +37,7 @@ from ingest.grid import (
     scaled,
 )
 from ingest.lesions import label_reference
-from ingest.measurement import WORKSPACE, Measurement, within_box
+from ingest.measurement import WORKSPACE, Measurement
 from ingest.measures import THRESHOLDS, frame_of, stacked
 from ingest.nifti import read_header
 from ingest.plan import DiagnosticTask
@@ -209,7 +209,7 @@ class Diagnosis:
         task, box, brain = self.task, self.measurement.box, self.brain
         clipped = np.clip(unclipped, np.float32(0), np.float32(1))
         slices = slice_scores(clipped, brain, [reference], task.voxel_size_mm)
-        lesions = within_box(label_reference(reference, brain, 6), box)
+        lesions = label_reference(reference[box], brain[box], 6)
         parameters, volume = task.parameters, self.measurement.voxel_volumes_mm3["true"]
         order = order_voxels(clipped[box], brain[box], WORKSPACE)
         return Diagnosed(

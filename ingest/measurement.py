@@ -6,7 +6,7 @@ Everything is read or computed once, and only when a table asks for it. Definiti
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ from ingest.volumes import (
 )
 
 SupportId = Literal["brain", "brain_in_view"]
+Voxel = TypeVar("Voxel", bound=np.generic)
 BOTH: tuple[Connectivity, Connectivity] = (6, 26)
 LesionsOfSupport = Mapping[Connectivity, Mapping[str, LabelledReference]]
 WORKSPACE = Workspace()  # one per worker process: each has one thread
@@ -43,7 +44,7 @@ WORKSPACE = Workspace()  # one per worker process: each has one thread
 
 @dataclass(frozen=True)
 class Support:
-    """One support of a map.
+    """One support of a map, inside the brain's bounding box: nothing outside it is measured.
 
     Attributes:
         support_ids: Its name; where the view holds the whole brain, one support goes by both names.
@@ -148,45 +149,60 @@ class Measurement:
 
     @cached_property
     def supports(self) -> tuple[Support, ...]:
-        """The brain and the brain in view; one support under both names where the view holds the whole brain."""
-        brain, unclipped = self.volumes.brain, self.scores.unclipped
+        """The brain and the brain in view; one support under both names where the view holds the whole brain.
+
+        The whole map and the whole references are let go: the box of a brain is less than half of its volume.
+        """
+        brain, unclipped = self._in_box(self.volumes.brain), self._in_box(self.scores.unclipped)
+        in_view, view = np.zeros_like(brain), _shifted(self.scores.view, self.box)
+        in_view[view] = brain[view]
+        references = {name: self._in_box(reference) for name, reference in self.references.items()}
+        for name in ("mapped", "scores", "references"):
+            self.__dict__.pop(name, None)  # a cached property is computed again if it is asked for
         is_in_range = self.task.scale is not None and self.task.scale.kind == "identity"
         clipped = unclipped if is_in_range else np.clip(unclipped, np.float32(0), np.float32(1))
-        in_view = np.zeros_like(brain)
-        in_view[self.scores.view] = brain[self.scores.view]
         if np.array_equal(in_view, brain):
-            return (Support(("brain", "brain_in_view"), brain, clipped, unclipped[brain], self.references),)
+            return (Support(("brain", "brain_in_view"), brain, clipped, unclipped[brain], references),)
         masks: tuple[tuple[SupportId, Mask], ...] = (("brain", brain), ("brain_in_view", in_view))
-        return tuple(Support((name,), mask, clipped, unclipped[mask], self.references) for name, mask in masks)
+        return tuple(Support((name,), mask, clipped, unclipped[mask], references) for name, mask in masks)
+
+    def _in_box(self, volume: NDArray[Voxel]) -> NDArray[Voxel]:
+        """A copy of a volume's part in the brain's bounding box."""
+        return volume[self.box].copy()
+
+    def on_grid(self, labelled: LabelledReference) -> LabelledReference:
+        """Lesions of the box by their place on the canonical grid."""
+        corner = np.array([side.start for side in self.box], np.int32)
+        return replace(labelled, shape=self.volumes.brain.shape, voxels=labelled.voxels + corner)
 
     @cached_property
     def slices(self) -> list[SliceScores]:
         """Each support, slice by slice."""
-        return [
+        found = [
             slice_scores(s.clipped, s.mask, list(s.references.values()), self.task.voxel_size_mm) for s in self.supports
         ]
+        return [replace(one, slice_index=one.slice_index + self.box[2].start) for one in found]
 
     @cached_property
     def lesions(self) -> list[LesionsOfSupport]:
-        """Lesions of every reference in each support, under both connectivities.
+        """Lesions of every reference in each support, under both connectivities, by their place in the brain's box.
 
         The mapped own reference and the round trip lie in view already: in both supports they have the same lesions.
         """
-        mask = self.supports[0].mask
+        mask, references = self.supports[0].mask, self.supports[0].references
         brain: LesionsOfSupport = {
-            c: {name: label_reference(reference, mask, c) for name, reference in self.references.items()} for c in BOTH
+            c: {name: label_reference(reference, mask, c) for name, reference in references.items()} for c in BOTH
         }
         if len(self.supports) == 1:
             return [brain]
-        canonical, view = self.references["canonical"], self.supports[1].mask
+        canonical, view = references["canonical"], self.supports[1].mask
         in_view: LesionsOfSupport = {c: {**brain[c], "canonical": label_reference(canonical, view, c)} for c in BOTH}
         return [brain, in_view]
 
     @cached_property
     def order(self) -> VisitingOrder:
-        """Predicted voxels in visiting order, inside the brain's bounding box: the pass needs no more of the volume."""
-        brain = self.supports[0]
-        return order_voxels(brain.clipped[self.box], brain.mask[self.box], WORKSPACE)
+        """Predicted voxels in visiting order."""
+        return order_voxels(self.supports[0].clipped, self.supports[0].mask, WORKSPACE)
 
     @cached_property
     def box(self) -> Box:
@@ -212,21 +228,20 @@ class Measurement:
         in_view = [of_support["canonical"] for of_support in lesions[1:]]
         found = sweep(
             self.order,
-            [within_box(labelled, self.box) for labelled in (*lesions[0].values(), *in_view)],
+            [*lesions[0].values(), *in_view],
             connectivity,
             list(self.voxel_volumes_mm3.values()),
             self.parameters.minimum_component_mm3,
             self.parameters.lesion_floor_mm3,
         )
-        count = len(self.references)
+        count = len(self.supports[0].references)
         return [_of_references(found, [0 if n == 0 else count, *range(1, count)]) for n in range(len(lesions))]
 
 
-def within_box(labelled: LabelledReference, box: Box) -> LabelledReference:
-    """Lesions by their place in a box that holds them all."""
-    corner = np.array([side.start for side in box], np.int32)
-    shape = (box[0].stop - box[0].start, box[1].stop - box[1].start, box[2].stop - box[2].start)
-    return replace(labelled, shape=shape, voxels=labelled.voxels - corner)
+def _shifted(inner: Box, outer: Box) -> Box:
+    """A box by its place in another, as far as it lies there."""
+    ends = [(max(a.start - b.start, 0), max(a.stop - b.start, 0)) for a, b in zip(inner, outer, strict=True)]
+    return slice(*ends[0]), slice(*ends[1]), slice(*ends[2])
 
 
 def _of_references(found: Sweep, chosen: list[int]) -> Sweep:

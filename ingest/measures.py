@@ -164,7 +164,8 @@ def lesion(measurement: Measurement) -> pl.DataFrame:
                     for support_id in support.support_ids:
                         if (reference_id, support_id) != ("canonical", "brain"):
                             place = {"reference_id": reference_id, "support_id": support_id}
-                            yield from lesion_blocks(labelled, connectivity, measurement, _named(measurement) | place)
+                            placed = measurement.on_grid(labelled)
+                            yield from lesion_blocks(placed, connectivity, measurement, _named(measurement) | place)
 
     return stacked(lake_tables()["lesion"], blocks())
 

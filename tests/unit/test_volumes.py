@@ -206,7 +206,8 @@ def test_views_that_hold_the_brain_give_one_support_under_both_names(
     cropped = TransformTable(start=(0, 0, 2), extent=("full", "full", 2))
     part = measurement(write("crop", random_map(11, (6, 5, 2))), subject, transform=cropped)
     assert [support.support_ids for support in part.supports] == [("brain",), ("brain_in_view",)]
-    inside = part.supports[1].mask
+    inside = np.zeros(SHAPE, np.bool_)
+    inside[part.box] = part.supports[1].mask  # supports are cut to the brain's bounding box
     assert not inside[:, :, :2].any() and np.array_equal(inside[:, :, 2:], (brain > 0)[:, :, 2:])
     assert not part.supports[0].unclipped[(~inside)[brain > 0]].any()  # outside the view a map scores 0
 
