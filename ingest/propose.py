@@ -220,7 +220,7 @@ def _toml(value: int | bool | str) -> str:
 def _load(study: Study, method_id: str, subject_count: int) -> tuple[Entry, list[Pair]]:
     """The method's entry and the pairs of its first subjects."""
     plan = plan_study(study)
-    methods = {entry.method_id: entry for entry in plan.entries if entry.kind == "method"}
+    methods = {entry.method_id: entry for entry in plan.entries if entry.kind != "baseline"}
     if method_id not in methods:
         known = ", ".join(methods) or "none"
         raise BadInput(

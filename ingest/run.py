@@ -126,7 +126,7 @@ class Ingest:
         self.digests = {**unread, **self._digests(roles)}
         self.stamps = Fingerprints(self.plan, self.digests)
         self._perform("geometry gate", self._gate_jobs())
-        methods = [(e.method_id, *e.declaration.values()) for e in self.plan.entries if e.kind == "method"]
+        methods = [(e.method_id, *e.declaration.values()) for e in self.plan.entries if e.kind != "baseline"]
         subjects = [(s.subject_id, s.split, *shape) for s, shape in self._shapes()]
         frame = pl.DataFrame(subjects, schema=("subject_id", "split", "shape_0", "shape_1", "shape_2"), orient="row")
         rows = pl.concat([lake_tables()["subject"].frame(), frame], how="diagonal_relaxed")

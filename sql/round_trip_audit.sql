@@ -9,7 +9,7 @@ with pair as (
     select m.method_id, s.subject_id
     from ranked_method as m
     cross join cohort_subject as s
-    where m.kind = 'method' and m.is_ranked and s.is_included and s.split = 'test'
+    where m.kind <> 'baseline' and m.is_ranked and s.is_included and s.split = 'test'
 ),
 definition as (
     select distinct lesion_definition_id from lesion

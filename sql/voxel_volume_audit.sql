@@ -19,7 +19,7 @@ counted as (
         o.own_voxels * h.declared_voxel_mm3 / m.legacy_voxel_mm3 / nullif(o.in_view_voxels, 0) as legacy_count_ratio,
         o.own_voxels > 0 and o.in_view_voxels > 0 as is_counted
     from header as h
-    join method as m on m.method_id = h.method_id and m.kind = 'method'
+    join method as m on m.method_id = h.method_id and m.kind <> 'baseline'
     join ranked_method as r on r.method_id = h.method_id and r.is_ranked
     join subject as s on s.subject_id = h.subject_id
     left join gate_overlap as o on o.method_id = h.method_id and o.subject_id = h.subject_id

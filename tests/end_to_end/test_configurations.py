@@ -14,6 +14,7 @@ from typing import Any
 
 import duckdb
 import numpy as np
+import polars as pl
 import pytest
 from numpy.typing import NDArray
 
@@ -22,6 +23,7 @@ from ingest.jobs import InProcess
 from ingest.manifest import Manifest, read_manifest
 from ingest.run import Ingest
 from marts.findings import QUESTIONS
+from marts.gate import judge
 from marts.quality import check_findings, declared_findings
 from marts.release import Built, build_tables, open_for_building
 
@@ -159,6 +161,25 @@ def test_other_training_sets_move_nothing_of_the_primary_one(
 def test_without_several_training_sets_these_marts_have_no_row(phantom_marts: Connection) -> None:
     for mart in CONFIGURATION_MARTS:
         assert rows(phantom_marts, f"select * from {mart}") == [], mart
+
+
+def test_the_gate_alone_judges_other_training_sets_and_says_what_would_mend_them(study: Path, tmp_path: Path) -> None:
+    head, *methods = study.read_text().split("[[method]]")
+    place = next(k for k, text in enumerate(methods) if 'id = "diffuse"' in text and f'"{OTHER}"' in text)
+    right = next(line for line in methods[place].splitlines() if line.startswith("reversed"))
+    flags = right.partition("[")[2].rstrip("]").split(", ")
+    flipped = ["false" if flags[0] == "true" else "true", *flags[1:]]
+    methods[place] = methods[place].replace(right, f"reversed = [{', '.join(flipped)}]")
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("[[method]]".join([head, *methods]))
+    shutil.copy(study.parent / "subjects.csv", tmp_path)
+    gate = Ingest(load_study(wrong), tmp_path / "lake", InProcess()).run_gate(is_kept=False)
+    verdicts = judge(tmp_path / "lake", gate)
+    found = dict(verdicts.methods.select("method_id", "verdict").iter_rows())
+    failing = METHODS["diffuse", OTHER]
+    assert found == {method: "failed" if method == failing else "passed" for method in METHODS.values()}
+    lines = verdicts.methods.row(by_predicate=pl.col("method_id") == failing, named=True)["study_lines"]
+    assert right in lines.splitlines()
 
 
 def test_scores_are_those_of_the_reference_universe(marts: Connection) -> None:
