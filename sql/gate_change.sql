@@ -13,7 +13,7 @@ with declared as (
             "start": ["VARCHAR"], "extent": ["VARCHAR"]
         }') as t
     from method
-    where kind = 'method'
+    where kind <> 'baseline'
 ),
 grid as (
     select min(shape_2) as slices, count(distinct shape_2) = 1 as is_shared
