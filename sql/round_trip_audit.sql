@@ -19,7 +19,7 @@ own as (
         p.method_id,
         count(*) as n_subjects,
         count(o.subject_id) as n_own,
-        count_if(coalesce(o.round_trip_dice = 1, o.own_voxels = 0)) as own_equal_count
+        count_if(coalesce(o.round_trip_dice = 1, o.own_in_view_voxels = 0)) as own_equal_count
     from pair as p
     left join gate_overlap as o using (method_id, subject_id)
     group by p.method_id

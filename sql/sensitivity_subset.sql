@@ -23,6 +23,7 @@ ranking as materialized (
     join subject as s on s.subject_id = v.subject_id and s.split = 'test'
     where v.reference_id = 'canonical'
     group by all
+    having bool_or(v.support_id = 'brain')
 ),
 measured as (
     select subject_id

@@ -9,14 +9,17 @@ select
     p.value as estimate, p.value_low as estimate_low, p.value_high as estimate_high,
     p.value_low - 0.20 as criterion_margin,
     p.value_low >= 0.20 as is_supported,
-    format(
-        'flips in {:.1f} % of universes; Dice: {:.1f} %, median |difference| {:.3f}, {} leads by {} (median), {} by {},'
-        ' and {} and {} of their Dice contrasts at validation thresholds stand after Holm',
-        100 * p.value, 100 * d.flip_share, d.median_abs_difference,
-        p.method_a, coalesce(format('{:.3f}', d.median_lead_a), 'nothing'),
-        p.method_b, coalesce(format('{:.3f}', d.median_lead_b), 'nothing'),
-        coalesce(d.significant_a, 0), coalesce(d.significant_b, 0)
-    ) as reason
+    case
+        when d.flip_share is null then format('flips in {:.1f} % of universes, none of them of Dice', 100 * p.value)
+        else format(
+            'flips in {:.1f} % of universes; Dice: {:.1f} %, median |difference| {:.3f}, {} leads by {} (median), {} by {},'
+            ' and {} and {} of their Dice contrasts at validation thresholds stand after Holm',
+            100 * p.value, 100 * d.flip_share, d.median_abs_difference,
+            p.method_a, coalesce(format('{:.3f}', d.median_lead_a), 'nothing'),
+            p.method_b, coalesce(format('{:.3f}', d.median_lead_b), 'nothing'),
+            coalesce(d.significant_a, 0), coalesce(d.significant_b, 0)
+        )
+    end as reason
 from phi_max as p
 left join flip_share as d
     on d.universe_set = p.universe_set and d.metric_id = 'dice'

@@ -6,8 +6,12 @@ select
     'primary' as configuration_set,
     g.method_id as item,
     g.relaxation as estimate, g.relaxation_low as estimate_low, g.relaxation_high as estimate_high,
-    least(g.relaxation_low, g.relaxation - g.fixed_threshold_effect) as criterion_margin,
-    g.relaxation_low > 0 and g.relaxation > g.fixed_threshold_effect as is_supported,
+    case
+        when g.relaxation_low is not null then least(g.relaxation_low, g.relaxation - g.fixed_threshold_effect)
+    end as criterion_margin,
+    case
+        when g.relaxation_low is not null then g.relaxation_low > 0 and g.relaxation > g.fixed_threshold_effect
+    end as is_supported,
     format(
         '{}: relaxation {:+.3f}, effect at the same threshold {:+.3f}', g.method_id, g.relaxation, g.fixed_threshold_effect
     ) as reason

@@ -96,6 +96,7 @@ def lake(phantom_lake: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def release(lake: Path, study: Path) -> Iterator[tuple[Connection, Built]]:
     wanted = (*CONFIGURATION_MARTS, *PRIMARY_MARTS, "gate_summary", "order_share", "operating_point", "variance_share")
+    wanted += ("diagnostic", "diagnostic_power", "hypothesis")  # the findings ask these, too
     connection, tables = built(lake, measured(study, lake), wanted)
     yield connection, tables
     connection.close()

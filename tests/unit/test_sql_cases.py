@@ -25,6 +25,7 @@ A case is one file, `tests/sql/MART/CASE.toml`:
 
 A cell may be a fraction; an empty one is null. Given columns that are left out are null. Rows are compared to nine
 decimals.
+A case of `hypothesis_case` is of one hypothesis: its identifier, with or without `_` and more, is the file's name.
 The protocol's own tables (`protocol`, `axis_level`, `metric_axis`, `budget`) hold its defaults unless they are given.
 """
 
@@ -53,6 +54,7 @@ from expectations.tables import Table, lake_tables
 from ingest.manifest import Manifest
 from marts.catalog import Mart, marts
 from marts.declared import declared_frames, declared_tables
+from marts.hypotheses import hypotheses
 from marts.quality import check_findings
 from transforms import TRANSFORMS
 
@@ -220,6 +222,11 @@ def test_case(file: Path) -> None:
 
 def test_every_mart_has_a_case() -> None:
     assert {file.parent.name for file in case_files()} == set(known_marts())
+
+
+def test_every_hypothesis_has_a_case() -> None:
+    files = [file for file in case_files() if file.parent.name == "hypothesis_case"]
+    assert {file.stem.split("_")[0] for file in files} == {one.hypothesis_id for one in hypotheses()}
 
 
 # The runner
