@@ -396,7 +396,7 @@ def test_lines_of_any_declaration_say_what_each_candidate_is(spheres: Path, tmp_
     measured = Ingest(load_study(spheres), tmp_path, InProcess()).run_gate(is_kept=False)
     tables = declared_at_random(40)
     rows = [
-        (name, "method", place, None, None, None, json.dumps(table.model_dump(mode="json"), sort_keys=True))
+        (name, name, "method", place, None, None, None, json.dumps(table.model_dump(mode="json"), sort_keys=True))
         for place, (name, table) in enumerate(tables.items())
     ]
     given = {**measured.given, "method": lake_tables()["method"].frame(rows)}
