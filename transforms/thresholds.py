@@ -72,9 +72,13 @@ def smallest_count(rule: ThresholdRule, delta: float) -> int:
     inputs=("cohort_subject",),
 )
 def calibration_rule(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
-    """Rules with their allowed exceedances for the validation subjects at hand."""
+    """Rules with their allowed exceedances for the validation subjects at hand.
+
+    Without any, the validation rule is cross-fitted over the test subjects (mart `crossfit_threshold`).
+    """
     cohort = inputs["cohort_subject"]
-    count = cohort.filter((pl.col("split") == "validation") & pl.col("is_included")).height
+    included = cohort.filter("is_included").get_column("split").to_list()
+    count, test = included.count("validation"), included.count("test")
     delta = protocol.parameters.rcps_delta
     rows: list[tuple[object, ...]] = []
     for position, rule in enumerate(protocol.threshold_rules):
@@ -84,7 +88,7 @@ def calibration_rule(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
         reason = None
         if allowed is not None and allowed < 0:
             reason = f"needs {smallest_count(rule, delta)} validation subjects, the cohort has {count}"
-        elif count == 0 and rule.kind == "validation":
-            reason = "the cohort has no validation subject"
+        elif count == 0 and test < 2 and rule.kind == "validation":
+            reason = f"the cohort has no validation subject, and cross-fitting needs 2 test subjects: it has {test}"
         rows.append((rule.id, rule.kind, position, uses_budget, alpha, count, allowed, reason))
     return calibration_rule.table.frame(rows)
