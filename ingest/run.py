@@ -283,7 +283,7 @@ class Ingest:
         frames = [pl.read_parquet(self.store.path(part), glob=False) for part in sorted(mine)]
         rows = pl.concat(frames).sort("subject_id") if frames else pl.DataFrame()
         if rows.is_empty():
-            found = f"{entry.method_id} is scaled by quantiles of its maps of validation subjects, and none could be read"
+            found = f"{entry.method_id} is scaled by quantiles of validation subjects, and none could be read"
             raise BadInput(entry.map, found, "Mend these maps; a method may declare score_scale = [low, high] instead")
         low, high = (statistics.median(rows.get_column(name).to_list()) for name in ("low", "high"))
         if not low < high:

@@ -10,7 +10,7 @@ is matched among them.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
@@ -179,7 +179,7 @@ class Curve:
     predicted: Floats
     true_positive: Floats
     reference: Floats
-    own_rows: int = 0
+    own_rows: int = field(default=0, kw_only=True)
 
     @staticmethod
     def of(rows: pl.DataFrame, levels: int, subjects: int, own_rows: int = 0) -> "Curve":
@@ -188,7 +188,7 @@ class Curve:
         names = ("predicted_voxels", "true_positive_voxels", "reference_voxels")
         shape = (levels + own_rows, subjects)
         predicted, hit, reference = (dense(rows, places, shape, name).astype(np.float64) for name in names)
-        return Curve(predicted, hit, reference, own_rows)
+        return Curve(predicted, hit, reference, own_rows=own_rows)
 
     @property
     def false_positive(self) -> Floats:
