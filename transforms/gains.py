@@ -29,6 +29,7 @@ GAINS = (
     *("total_gain", "fixed_threshold_effect", "relaxation"),
     *("sensitivity_gain", "sensitivity_fixed_threshold_effect"),
 )
+SETTING = "c.reference_id = 'canonical' and c.support_id = 'brain' and c.voxel_volume_id = 'true'"
 READ = ("test_subject", "entry", "choice", "curve", "lesion", "own_curve", "own_lesion")
 QUERIES = {name: contrast_queries("true")[name] for name in READ} | {
     "processed": f"""
@@ -48,7 +49,7 @@ QUERIES = {name: contrast_queries("true")[name] for name in READ} | {
         )
         join entry as e using (method_id)
         join test_subject as t using (subject_id)
-        where c.postprocess_id <> 'plain' and l.lesion_definition_id = 'conn6_floor'
+        where {SETTING} and c.postprocess_id <> 'plain' and l.lesion_definition_id = 'conn6_floor'
         order by e.entry, v.budget_cm3, c.postprocess_id, t.subject""",
 }
 
