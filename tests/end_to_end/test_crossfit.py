@@ -159,6 +159,14 @@ def test_thresholds_are_chosen_on_the_other_folds(
     assert len({level for level, _ in expected.values()}) > 20
 
 
+def test_without_validation_subjects_all_subjects_scale_a_baseline(marts: Connection) -> None:
+    (found,) = marts.sql(
+        "select s.scale_kind, s.low, s.high, median(q.low), median(q.high), list(q.subject_id order by q.subject_id)"
+        " from score_scale as s join score_quantile as q using (method_id) where s.method_id = 'FLAIR' group by all"
+    ).fetchall()
+    assert found == ("quantiles", *found[3:5], *found[3:5], list(SUBJECTS))
+
+
 def test_the_rule_is_degraded_and_everything_conformal_is_infeasible(marts: Connection) -> None:
     rows = marts.sql(
         "select threshold_rule_id, r.rule_kind, t.status, t.level, t.reason from threshold_choice as t"
