@@ -487,6 +487,7 @@ def plan(
     from expectations.protocol import protocol
     from expectations.study import load_study
     from transforms.conformal import plan_table, planned_universes
+    from transforms.thresholds import crossfit_folds
 
     chosen, lacking, training_sets = protocol(), list[tuple[str, str]](), list[str]()
     if study is not None:
@@ -503,6 +504,8 @@ def plan(
     title = f"Share of scans above their budget, with {validation} validation and {test} test subjects"
     shown = rows.select(PLAN_COLUMNS.keys()).iter_rows()
     _show_table(title, list(PLAN_COLUMNS.values()), [[_cell(value) for value in row] for row in shown])
+    if (folds := crossfit_folds(validation, test, chosen.parameters)) is not None:
+        out.print(f"Without validation subjects thresholds are cross-fitted over {folds} folds of the test subjects.")
     universes = planned_universes(chosen, lacking)
     out.print(f"Universes per method: {universes['all']:,}, of them {universes['defensible']:,} defensible.")
     for column, level in lacking:

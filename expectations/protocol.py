@@ -43,6 +43,8 @@ class Parameters(BaseModel):
     conformal_split_count: int
     conformal_split_sizes: tuple[int, ...]
     calibration_share: float
+    crossfit_leave_one_out_limit: int
+    crossfit_folds: int
     tie_tolerance: float
     baseline_quantiles: tuple[float, float]
     slice_calipers_sd: tuple[float, ...]

@@ -264,10 +264,12 @@ class Ingest:
         return scales
 
     def _quantile_jobs(self, entry: Entry) -> list[Job]:
+        # a scale reads no reference, so where a study declares no validation subject all of its subjects give it
+        has_validation = any(subject.split == "validation" for subject in self.plan.subjects)
         return [
             self._map_job(entry, subject, None, missing)
             for subject in self._readable_subjects
-            if subject.split == "validation"
+            if (subject.split == "validation" or not has_validation)
             and self._readable([self.plan.maps[entry.method_id, subject.subject_id].map])
             and (missing := self._missing([self.stamps.quantile_part(entry, subject)]))
         ]
@@ -282,7 +284,7 @@ class Ingest:
         rows = pl.concat(frames).sort("subject_id") if frames else pl.DataFrame()
         if rows.is_empty():
             found = f"{entry.method_id} is scaled by quantiles of validation subjects, and none could be read"
-            raise BadInput(entry.map, found, "Declare validation subjects, or score_scale = [low, high]")
+            raise BadInput(entry.map, found, "Mend these maps; a method may declare score_scale = [low, high] instead")
         low, high = (statistics.median(rows.get_column(name).to_list()) for name in ("low", "high"))
         if not low < high:
             found = f"{entry.method_id} has the same score at both quantiles ({low:g})"

@@ -79,10 +79,12 @@ QUESTIONS = (
     Question(
         "Operating points at the reference budget (plain maps, test subjects)",
         "The budget (cm3) only names how the threshold was chosen; mean, median and 95th percentile of the"
-        " false-positive volume are what it came to, and above is the share of subjects beyond the budget.",
+        " false-positive volume are what it came to, and above is the share of subjects beyond the budget. A rule"
+        " that says crossfit has a threshold for every fold of the test subjects, chosen on the others.",
         """
         select
-            o.method_id as method, o.threshold_rule_id as rule,
+            o.method_id as method,
+            o.threshold_rule_id || case when o.threshold is null then ', crossfit' else '' end as rule,
             format('{:.3f}', o.threshold) as "at",
             format('{:.3f}', o.dice_mean) as "Dice", o.n_dice as n,
             format('{:.1f} of {:g}', o.burden_cm3_mean, o.budget_cm3) as "cm3 mean",
@@ -274,13 +276,14 @@ def summary(connection: duckdb.DuckDBPyConnection) -> str:
             (select count_if(is_included and split = 'test') from cohort_subject),
             (select count_if(is_included and split = 'validation') from cohort_subject),
             (select count_if(not is_included) from cohort_subject),
-            (select calibration_share from protocol)
+            (select calibration_share from protocol), (select max(fold_count) from crossfit_fold)
         """,
     )
-    planned, scored, defensible, methods, test, validation, excluded, share = row or (0,) * 8
+    planned, scored, defensible, methods, test, validation, excluded, share, folds = row or (0,) * 9
     drawn = " drawn at random" if share else ""
+    source = f"cross-fitted over {folds} folds of them" if folds else f"from {validation} validation subjects{drawn}"
     left_out = f"; {excluded} subjects left out (see cohort_subject)" if excluded else ""
     return (
         f"{scored:,} of {planned:,} universes per method are scored ({defensible:,} of them defensible), for {methods}"
-        f" methods on {test} test subjects, with thresholds from {validation} validation subjects{drawn}{left_out}."
+        f" methods on {test} test subjects, with thresholds {source}{left_out}."
     )

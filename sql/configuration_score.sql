@@ -13,7 +13,7 @@ with reference_cell as (
         and r.aggregation_id = u.aggregation_id
 ),
 threshold as (
-    select t.method_id, t.reason
+    select t.method_id, t.status, t.reason
     from threshold_choice as t
     join protocol as p on p.reference_budget_cm3 = t.budget_cm3
     where t.threshold_rule_id = 'validation' and t.status <> 'ok'
@@ -23,11 +23,17 @@ select
     c.model_id, c.training_set, r.metric_id, c.method_id, c.is_primary,
     s.score,
     coalesce(s.n_subjects, 0) as n_subjects,
-    case when s.score is null then 'unavailable' else 'ok' end as status,
+    -- a score at cross-fitted thresholds stands, and says so
     case
+        when s.score is null then 'unavailable'
+        when r.metric_id in ('dice', 'lesion_sensitivity') and t.status = 'degraded' then 'degraded'
+        else 'ok'
+    end as status,
+    case
+        when s.score is not null and r.metric_id in ('dice', 'lesion_sensitivity') and t.status = 'degraded' then t.reason
         when s.score is not null then null
         when not c.is_ranked then coalesce(c.reason, 'held out')
-        when r.metric_id in ('dice', 'lesion_sensitivity') and t.reason is not null then t.reason
+        when r.metric_id in ('dice', 'lesion_sensitivity') and t.status = 'infeasible' then t.reason
         else 'no test subject has a value'
     end as reason
 from configuration as c

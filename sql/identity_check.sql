@@ -55,6 +55,20 @@ curve_point as (
     where c.split = 'test' and c.reference_voxels > 0
         and t.reference_id = 'canonical' and t.support_id = 'brain' and t.voxel_volume_id = 'true'
     group by all
+    union all
+    -- where the validation rule is cross-fitted, every fold at the level chosen without it
+    select
+        x.method_id, 'validation' as threshold_rule_id, x.budget_cm3, c.postprocess_id,
+        2 * sum(c.true_positive_voxels)::double / sum(c.predicted_voxels + c.reference_voxels)
+            - favg(2 * c.true_positive_voxels / (c.predicted_voxels + c.reference_voxels)) as pooled_minus_mean
+    from crossfit_threshold as x
+    join crossfit_fold as f using (fold)
+    join subject_curve as c
+        on c.method_id = x.method_id and c.reference_id = x.reference_id and c.support_id = x.support_id
+        and c.voxel_volume_id = x.voxel_volume_id and c.level = x.level and c.subject_id = f.subject_id
+    where c.reference_voxels > 0
+        and x.reference_id = 'canonical' and x.support_id = 'brain' and x.voxel_volume_id = 'true'
+    group by all
 ),
 identity_2 as (
     select

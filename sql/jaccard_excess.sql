@@ -7,10 +7,10 @@
 --   canonical reference R_A and the mapped own reference R_B. The prediction lies in the brain; both references are taken
 --   whole, also outside the brain, since the overlap of the two is measured so. Two empty sets have distance 0.
 with operating as (
-    select t.method_id, t.level
-    from threshold_choice as t
+    select t.method_id, t.subject_id, t.level
+    from subject_threshold as t
     join protocol on protocol.reference_budget_cm3 = t.budget_cm3
-    where t.threshold_rule_id = 'validation' and t.status = 'ok'
+    where t.threshold_rule_id = 'validation'
         and t.reference_id = 'canonical' and t.support_id = 'brain' and t.voxel_volume_id = 'true'
 ),
 predicted as (
@@ -20,7 +20,7 @@ predicted as (
         (max(c.true_positive_voxels) filter (where c.reference_id = 'canonical'))::double as shared_canonical,
         (max(c.true_positive_voxels) filter (where c.reference_id = 'own_mapped'))::double as shared_own
     from threshold_curve as c
-    join operating as o using (method_id, level)
+    join operating as o using (method_id, subject_id, level)
     join cohort_subject as s on s.subject_id = c.subject_id and s.is_included and s.split = 'test'
     where c.reference_id in ('canonical', 'own_mapped') and c.support_id = 'brain'
         and c.voxel_volume_id = 'true' and c.postprocess_id = 'plain'

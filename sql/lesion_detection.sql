@@ -10,10 +10,10 @@ with test_lesion as (
         and l.lesion_definition_id = 'conn6_floor'
 ),
 chosen as (
-    select t.method_id, t.level
-    from threshold_choice as t
+    select t.method_id, t.subject_id, t.level
+    from subject_threshold as t
     cross join protocol
-    where t.threshold_rule_id = 'validation' and t.status = 'ok' and t.budget_cm3 = protocol.reference_budget_cm3
+    where t.threshold_rule_id = 'validation' and t.budget_cm3 = protocol.reference_budget_cm3
         and t.reference_id = 'canonical' and t.support_id = 'brain' and t.voxel_volume_id = 'true'
 ),
 brain_slices as (
@@ -30,7 +30,7 @@ select
     coalesce(m.overlap_voxels, 0) as overlap_voxels,
     coalesce(m.matched_iou >= 0.10, false) as is_detected
 from chosen as c
-cross join test_lesion as l
+join test_lesion as l using (subject_id)
 left join brain_slices as b using (subject_id)
 left join lesion_match as m
     on m.method_id = c.method_id and m.subject_id = l.subject_id and m.lesion_id = l.lesion_id

@@ -6,7 +6,12 @@
 with point as (
     select
         o.method_id, o.threshold_rule_id, o.budget_cm3, o.postprocess_id,
-        case when o.threshold_rule_id <> 'subject_optimum' then any_value(o.threshold) end as threshold,
+        -- subjects have levels of their own at their optimum, and where the validation rule is cross-fitted
+        case
+            when o.threshold_rule_id = 'subject_optimum' then null
+            when o.threshold_rule_id = 'validation' and count(f.fold) > 0 then null
+            else any_value(o.threshold)
+        end as threshold,
         count(*) as n_subjects,
         count(o.dice) as n_dice,
         favg(o.dice) as dice_mean,
@@ -20,6 +25,7 @@ with point as (
         count_if(o.burden_cm3 > o.budget_cm3) / count(*) as exceedance
     from operating_subject as o
     join cohort_subject as s using (subject_id)
+    left join crossfit_fold as f using (subject_id)
     group by o.method_id, o.threshold_rule_id, o.budget_cm3, o.postprocess_id
 )
 -- intervals keep the threshold of the point, also where it was matched on test

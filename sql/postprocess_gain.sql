@@ -1,7 +1,7 @@
 -- One row per method, budget and post-processing: its gain in mean Dice over plain maps at equal burden, and whence; and
 --   its gain in the pooled sensitivity to lesions above the floor (matched IoU of at least 0.10).
 -- key: method_id, budget_cm3, postprocess_id
--- columns: threshold, matched_threshold, burden_cm3_mean, n_dice, total_gain, total_gain_low?, total_gain_high?,
+-- columns: threshold?, matched_threshold, burden_cm3_mean, n_dice, total_gain, total_gain_low?, total_gain_high?,
 --   fixed_threshold_effect, fixed_threshold_effect_low?, fixed_threshold_effect_high?,
 --   relaxation, relaxation_low?, relaxation_high?, sensitivity_gain?, sensitivity_gain_low?, sensitivity_gain_high?,
 --   sensitivity_fixed_threshold_effect?, sensitivity_fixed_threshold_effect_low?,
@@ -23,9 +23,15 @@ test_curve as (
     where c.split = 'test'
         and c.reference_id = 'canonical' and c.support_id = 'brain' and c.voxel_volume_id = 'true'
 ),
+pooled_sensitivity as (
+    select method_id, threshold_rule_id, budget_cm3, postprocess_id, sensitivity_pooled, lesion_total
+    from lesion_score
+    where reference_id = 'canonical' and support_id = 'brain' and voxel_volume_id = 'true'
+        and lesion_definition_id = 'conn6_floor' and hit_criterion_id = 'iou_10'
+),
 processed as (
     select
-        t.method_id, t.budget_cm3, c.postprocess_id, t.level, t.threshold,
+        t.method_id, t.budget_cm3, c.postprocess_id, t.threshold,
         c.burden_cm3_mean, c.dice_mean, c.n_dice, c.sensitivity, c.lesion_total,
         p.dice_mean as plain_dice_mean, p.sensitivity as plain_sensitivity
     from threshold_choice as t
@@ -34,6 +40,27 @@ processed as (
     where t.threshold_rule_id = 'validation' and t.status = 'ok' and c.postprocess_id <> 'plain'
         and t.reference_id = 'canonical' and t.support_id = 'brain' and t.voxel_volume_id = 'true'
         and c.dice_mean is not null
+    union all by name
+    -- cross-fitted, every subject has a level of its own
+    select
+        t.method_id, t.budget_cm3, o.postprocess_id, o.threshold,
+        o.burden_cm3_mean, o.dice_mean, o.n_dice,
+        l.sensitivity_pooled as sensitivity, coalesce(l.lesion_total, 0) as lesion_total,
+        p.dice_mean as plain_dice_mean, k.sensitivity_pooled as plain_sensitivity
+    from threshold_choice as t
+    join operating_point as o using (method_id, threshold_rule_id, budget_cm3)
+    join operating_point as p
+        on p.method_id = t.method_id and p.threshold_rule_id = t.threshold_rule_id and p.budget_cm3 = t.budget_cm3
+        and p.postprocess_id = 'plain'
+    left join pooled_sensitivity as l
+        on l.method_id = t.method_id and l.threshold_rule_id = t.threshold_rule_id and l.budget_cm3 = t.budget_cm3
+        and l.postprocess_id = o.postprocess_id
+    left join pooled_sensitivity as k
+        on k.method_id = t.method_id and k.threshold_rule_id = t.threshold_rule_id and k.budget_cm3 = t.budget_cm3
+        and k.postprocess_id = 'plain'
+    where t.threshold_rule_id = 'validation' and t.status = 'degraded' and o.postprocess_id <> 'plain'
+        and t.reference_id = 'canonical' and t.support_id = 'brain' and t.voxel_volume_id = 'true'
+        and o.dice_mean is not null
 ),
 -- the plain threshold of the same burden lies between the first level that keeps it and the level below
 matched as (

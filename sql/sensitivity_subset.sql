@@ -5,7 +5,8 @@
 -- all: every test subject that was measured; registered: without those misregistered for any ranked method, whatever
 --   `misregistered` says; inside_every_view: of these, the subjects whose reference lies inside every method's field of
 --   view. Means; canonical reference, brain, plain maps, conn6_floor and IoU 0.10 at the validation threshold of the
---   reference budget, which stays as it is.
+--   reference budget, which stays as it is. Cross-fitted, a subject outside the cohort has no threshold: a subset that holds
+--   one has no value at it.
 with entry as (
     select method_id, kind
     from ranked_method
@@ -56,10 +57,18 @@ member as (
     anti join leaving using (subject_id)
 ),
 operating as (
-    select t.method_id, t.level
+    select t.method_id, m.subject_id, t.level
     from threshold_choice as t
     join protocol on protocol.reference_budget_cm3 = t.budget_cm3
+    cross join measured as m
     where t.threshold_rule_id = 'validation' and t.status = 'ok'
+        and t.reference_id = 'canonical' and t.support_id = 'brain' and t.voxel_volume_id = 'true'
+    union all
+    select t.method_id, t.subject_id, t.level
+    from subject_threshold as t
+    join crossfit_fold as f using (subject_id)
+    join protocol on protocol.reference_budget_cm3 = t.budget_cm3
+    where t.threshold_rule_id = 'validation'
         and t.reference_id = 'canonical' and t.support_id = 'brain' and t.voxel_volume_id = 'true'
 ),
 per_subject as (
@@ -77,14 +86,14 @@ per_subject as (
             when protocol.empty_dice = 'one_if_both_empty' then (c.predicted_voxels = 0)::int::double
         end
     from threshold_curve as c
-    join operating as o using (method_id, level)
+    join operating as o using (method_id, subject_id, level)
     cross join protocol
     where c.reference_id = 'canonical' and c.support_id = 'brain'
         and c.voxel_volume_id = 'true' and c.postprocess_id = 'plain'
     union all
     select c.method_id, c.subject_id, 'lesion_sensitivity', c.hit_iou_10::double / nullif(c.lesion_count, 0)
     from lesion_curve as c
-    join operating as o using (method_id, level)
+    join operating as o using (method_id, subject_id, level)
     where c.reference_id = 'canonical' and c.support_id = 'brain' and c.voxel_volume_id = 'true'
         and c.postprocess_id = 'plain' and c.lesion_definition_id = 'conn6_floor'
 ),
@@ -92,16 +101,27 @@ subset as (
     select unnest(['all', 'registered', 'inside_every_view']) as subset_id
 ),
 metric as (
-    select unnest(['dice', 'lesion_sensitivity', 'voxel_auroc', 'voxel_ap']) as metric_id
+    select
+        unnest(['dice', 'lesion_sensitivity', 'voxel_auroc', 'voxel_ap']) as metric_id,
+        unnest([true, true, false, false]) as is_at_threshold
+),
+averaged as (
+    select
+        e.method_id, b.subset_id, k.metric_id,
+        any_value(k.is_at_threshold) and count(m.subject_id) > count(o.level) as lacks_threshold,
+        favg(p.value) as value,
+        count(p.value) as n_subjects
+    from entry as e
+    cross join subset as b
+    cross join metric as k
+    left join member as m using (subset_id)
+    left join per_subject as p
+        on p.method_id = e.method_id and p.metric_id = k.metric_id and p.subject_id = m.subject_id
+    left join operating as o on o.method_id = e.method_id and o.subject_id = m.subject_id
+    group by all
 )
 select
-    e.method_id, b.subset_id, k.metric_id,
-    favg(p.value) as value,
-    count(p.value) as n_subjects
-from entry as e
-cross join subset as b
-cross join metric as k
-left join member as m using (subset_id)
-left join per_subject as p
-    on p.method_id = e.method_id and p.metric_id = k.metric_id and p.subject_id = m.subject_id
-group by all
+    method_id, subset_id, metric_id,
+    case when not lacks_threshold then value end as value,
+    case when lacks_threshold then 0 else n_subjects end as n_subjects
+from averaged

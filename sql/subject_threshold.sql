@@ -13,8 +13,12 @@ with optimum as (
 )
 select
     o.method_id, o.subject_id, o.reference_id, o.support_id, o.voxel_volume_id, t.threshold_rule_id, t.budget_cm3,
-    case when r.rule_kind = 'subject_optimum' then o.level else t.level end as level
+    case when r.rule_kind = 'subject_optimum' then o.level when t.status = 'degraded' then x.level else t.level end as level
 from optimum as o
 join threshold_choice as t using (method_id, reference_id, support_id, voxel_volume_id)
 join calibration_rule as r using (threshold_rule_id)
-where t.status = 'ok'
+left join crossfit_fold as f on f.subject_id = o.subject_id
+left join crossfit_threshold as x
+    on x.method_id = t.method_id and x.reference_id = t.reference_id and x.support_id = t.support_id
+    and x.voxel_volume_id = t.voxel_volume_id and x.budget_cm3 = t.budget_cm3 and x.fold = f.fold
+where t.status <> 'infeasible'

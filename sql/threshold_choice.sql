@@ -2,6 +2,9 @@
 -- key: method_id, reference_id, support_id, voxel_volume_id, threshold_rule_id, budget_cm3
 -- columns: level?, threshold?, status, reason?
 -- stop: (status = 'ok') = (reason is null) | a threshold without status or a state without reason; report this defect
+
+-- Without validation subjects the validation rule is cross-fitted (crossfit_threshold): subjects read the levels of their
+--   folds, which stand in subject_threshold, and the rule is `degraded` with a reason that begins with `crossfit`.
 with series as (
     select distinct method_id, reference_id, support_id, voxel_volume_id
     from cohort_curve
@@ -73,6 +76,38 @@ by_test as (
     where c.split = 'test'
     group by all
 ),
+-- a cross-fitted rule stands where every fold that has subjects in a series has a level
+fold_total as (
+    select
+        c.method_id, c.reference_id, c.support_id, c.voxel_volume_id,
+        count(distinct f.fold) as fold_count,
+        count(distinct f.subject_id) as n_subjects
+    from subject_curve as c
+    join crossfit_fold as f using (subject_id)
+    where c.postprocess_id = 'plain' and c.level = 0
+    group by all
+),
+by_fold as (
+    select
+        t.method_id, t.reference_id, t.support_id, t.voxel_volume_id, b.budget_cm3,
+        count(x.level) = any_value(t.fold_count) as is_complete,
+        case
+            when count(x.level) < any_value(t.fold_count)
+                then 'cross-fitting leaves a fold without a subject that has a reference'
+            else format(
+                'crossfit: {} {} subjects, thresholds {:g} to {:g}',
+                case
+                    when any_value(t.fold_count) = any_value(t.n_subjects) then 'leave one out of'
+                    else any_value(t.fold_count) || ' folds of'
+                end,
+                any_value(t.n_subjects), min(x.threshold), max(x.threshold)
+            )
+        end as reason
+    from fold_total as t
+    cross join budget as b
+    left join crossfit_threshold as x using (method_id, reference_id, support_id, voxel_volume_id, budget_cm3)
+    group by all
+),
 chosen as (
     select
         w.method_id, w.reference_id, w.support_id, w.voxel_volume_id, w.threshold_rule_id, w.budget_cm3,
@@ -85,14 +120,17 @@ chosen as (
         end as level,
         case
             when w.rule_reason is not null then w.rule_reason
+            when w.rule_kind = 'validation' and f.reason is not null then f.reason
             when w.rule_kind = 'validation' and v.level is null then 'no validation subject has a reference'
             when w.rule_kind = 'test_matched' and t.level is null then 'the cohort has no test subject'
             when w.rule_kind = 'test_matched' and w.budget_cm3 >= t.largest_burden_cm3 then format(
                 'burden never reached: even at threshold 0 the mean test burden is {:.3g} cm3', t.largest_burden_cm3
             )
-        end as reason
+        end as reason,
+        w.rule_kind = 'validation' and coalesce(f.is_complete, false) as is_crossfit
     from wanted as w
     left join by_validation as v using (method_id, reference_id, support_id, voxel_volume_id, budget_cm3)
+    left join by_fold as f using (method_id, reference_id, support_id, voxel_volume_id, budget_cm3)
     left join by_calibration as c
         using (method_id, reference_id, support_id, voxel_volume_id, threshold_rule_id, budget_cm3)
     left join by_test as t using (method_id, reference_id, support_id, voxel_volume_id, budget_cm3)
@@ -101,6 +139,6 @@ select
     method_id, reference_id, support_id, voxel_volume_id, threshold_rule_id, budget_cm3,
     level,
     level / 200 as threshold,
-    case when reason is null then 'ok' else 'infeasible' end as status,
+    case when is_crossfit then 'degraded' when reason is null then 'ok' else 'infeasible' end as status,
     reason
 from chosen

@@ -21,10 +21,10 @@ included as (
     where s.is_included and s.split = 'test' and m.is_ranked
 ),
 operating as (
-    select t.method_id, t.level, protocol.empty_dice
-    from threshold_choice as t
+    select t.method_id, t.subject_id, t.level, protocol.empty_dice
+    from subject_threshold as t
     join protocol on protocol.reference_budget_cm3 = t.budget_cm3
-    where t.threshold_rule_id = 'validation' and t.status = 'ok'
+    where t.threshold_rule_id = 'validation'
         and t.reference_id = 'canonical' and t.support_id = 'brain' and t.voxel_volume_id = 'true'
 ),
 at_threshold as (
@@ -37,7 +37,7 @@ at_threshold as (
         end as dice,
         c.hit_iou_10::double / nullif(c.lesion_count, 0) as lesion_sensitivity
     from curve as c
-    join operating as o using (method_id, level)
+    join operating as o using (method_id, subject_id, level)
 ),
 long as (
     select

@@ -3,10 +3,14 @@
 All in the reference setting: canonical reference, brain, true voxel volume. Thresholds chosen on validation stay fixed;
 those matched on test stay fixed in operating points and mean gaps, and are chosen anew in every replicate in contrasts
 at matched or equal burden and in interpolated gaps (protocol, sections 6 and 9).
+
+Where the validation rule is cross-fitted, every subject keeps the level of its fold: behind the levels of a curve stand
+rows, one for each budget, that hold the subjects' values at their own levels. They are read like a level, but no level
+is matched among them.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
@@ -56,6 +60,17 @@ def entry_cte(kinds: str) -> str:
     )"""
 
 
+OWN_LEVEL = f"""
+    own_level as (
+        select t.method_id, t.subject_id, t.level, p.level_count + 1 + b.position as row
+        from subject_threshold as t
+        join crossfit_fold using (subject_id)
+        join budget as b using (budget_cm3)
+        cross join protocol as p
+        where {REFERENCE_SETTING} and t.threshold_rule_id = 'validation'
+    )"""
+
+
 def curve_queries(kinds: str) -> dict[str, str]:
     """Entries of some kinds with their plain curves and thresholds in the reference setting."""
     return {
@@ -68,12 +83,27 @@ def curve_queries(kinds: str) -> dict[str, str]:
             join entry as e using (method_id)
             join test_subject as t using (subject_id)
             where {REFERENCE_SETTING} and c.postprocess_id = 'plain'""",
+        "own_curve": f"""
+            with {entry_cte(kinds)}, {OWN_LEVEL}
+            select
+                e.entry, t.subject, o.row::usmallint as level,
+                c.predicted_voxels, c.true_positive_voxels, c.reference_voxels
+            from own_level as o
+            join threshold_curve as c using (method_id, subject_id, level)
+            join entry as e using (method_id)
+            join test_subject as t using (subject_id)
+            where {REFERENCE_SETTING} and c.postprocess_id = 'plain'""",
         "choice": f"""
             with {entry_cte(kinds)}
-            select e.entry, c.threshold_rule_id, c.budget_cm3, c.level
+            select
+                e.entry, c.threshold_rule_id, c.budget_cm3,
+                case c.status when 'degraded' then p.level_count + 1 + b.position else c.level end::usmallint as level
             from threshold_choice as c
             join entry as e using (method_id)
-            where {REFERENCE_SETTING} and c.status = 'ok' and c.threshold_rule_id in ('validation', 'test_matched')""",
+            join budget as b using (budget_cm3)
+            cross join protocol as p
+            where {REFERENCE_SETTING} and c.status <> 'infeasible'
+                and c.threshold_rule_id in ('validation', 'test_matched')""",
     }
 
 
@@ -84,6 +114,14 @@ def contrast_queries(kinds: str) -> dict[str, str]:
             with {entry_cte(kinds)}
             select e.entry, t.subject, c.level, c.hit_iou_10, c.lesion_count
             from lesion_curve as c
+            join entry as e using (method_id)
+            join test_subject as t using (subject_id)
+            where {REFERENCE_SETTING} and c.postprocess_id = 'plain' and c.lesion_definition_id = 'conn6_floor'""",
+        "own_lesion": f"""
+            with {entry_cte(kinds)}, {OWN_LEVEL}
+            select e.entry, t.subject, o.row::usmallint as level, c.hit_iou_10, c.lesion_count
+            from own_level as o
+            join lesion_curve as c using (method_id, subject_id, level)
             join entry as e using (method_id)
             join test_subject as t using (subject_id)
             where {REFERENCE_SETTING} and c.postprocess_id = 'plain' and c.lesion_definition_id = 'conn6_floor'""",
@@ -104,7 +142,10 @@ def contrast_queries(kinds: str) -> dict[str, str]:
     }
 
 
-CURVE_INPUTS = ("cohort_subject", "ranked_method", "threshold_choice", "threshold_curve")
+CURVE_INPUTS = (
+    *("cohort_subject", "ranked_method", "threshold_choice", "threshold_curve", "subject_threshold", "crossfit_fold"),
+    *("budget", "protocol"),
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -126,19 +167,34 @@ class Measure:
 
 @dataclass(frozen=True)
 class Curve:
-    """One method's voxel counts in the reference setting, plain maps, levels x subjects."""
+    """One method's voxel counts in the reference setting, plain maps, levels x subjects.
+
+    Attributes:
+        predicted: Predicted voxels; likewise `true_positive` and `reference`.
+        true_positive: See `predicted`.
+        reference: See `predicted`.
+        own_rows: How many of the last rows hold subjects' own levels.
+    """
 
     predicted: Floats
     true_positive: Floats
     reference: Floats
+    own_rows: int = field(default=0, kw_only=True)
 
     @staticmethod
-    def of(rows: pl.DataFrame, levels: int, subjects: int) -> "Curve":
-        """From rows of level, subject and counts."""
+    def of(rows: pl.DataFrame, levels: int, subjects: int, own_rows: int = 0) -> "Curve":
+        """From rows of level, subject and counts; own levels are numbered from `levels` on."""
         places = [numbers(rows, "level").astype(np.int64), numbers(rows, "subject").astype(np.int64)]
         names = ("predicted_voxels", "true_positive_voxels", "reference_voxels")
-        arrays = [dense(rows, places, (levels, subjects), name).astype(np.float64) for name in names]
-        return Curve(*arrays)
+        shape = (levels + own_rows, subjects)
+        predicted, hit, reference = (dense(rows, places, shape, name).astype(np.float64) for name in names)
+        return Curve(predicted, hit, reference, own_rows=own_rows)
+
+    @property
+    def false_positive(self) -> Floats:
+        """False positives at the true levels, own levels left out."""
+        levels = len(self.predicted) - self.own_rows
+        return self.predicted[:levels] - self.true_positive[:levels]
 
     def dice(self, resample: Resample, levels: Integers, empty_dice: str) -> Floats:
         """Mean, median and pooled Dice, aggregations x points x replicates, at levels given as points x replicates."""
@@ -157,7 +213,7 @@ class Curve:
 
     def matched(self, resample: Resample, budgets: Floats, voxel_mm3: float) -> tuple[Integers, Integers, Floats]:
         """Level matched to each budget, the level below, and the weight of the level below at equal burden."""
-        burdens = mean_burdens(resample, self.predicted - self.true_positive, voxel_mm3)
+        burdens = mean_burdens(resample, self.false_positive, voxel_mm3)
         above = matched_levels(burdens, budgets)
         below = np.where(above == INFEASIBLE, INFEASIBLE, above - 1)
         high, low = chosen(burdens[None], below)[0], chosen(burdens[None], above)[0]
@@ -185,6 +241,7 @@ class Cohort:
         ]
         self.resample = draw(inputs["test_subject"].height, parameters.contrast_replicates, parameters.seed)
         self.budgets = np.array(parameters.budgets_cm3)
+        self.own_rows = 0 if inputs["own_curve"].is_empty() else len(self.budgets)
         self.empty_dice, self.level_count = parameters.empty_dice, parameters.level_count
         self.voxel_mm3 = voxel_volume(inputs["cohort_subject"])
 
@@ -195,8 +252,15 @@ class Cohort:
 
     def curves(self) -> list[Curve]:
         """The curve of every entry."""
-        parts = by_entry(self.inputs["curve"], len(self.entries))
-        return [Curve.of(rows, self.level_count + 1, self.resample.shape[1]) for rows in parts]
+        parts, subjects = self.parts("curve"), self.resample.shape[1]
+        return [Curve.of(rows, self.level_count + 1, subjects, self.own_rows) for rows in parts]
+
+    def parts(self, name: str) -> list[pl.DataFrame]:
+        """Rows of every entry by level (`curve` or `lesion`), those at subjects' own levels behind them."""
+        rows = self.inputs[name]
+        if self.own_rows:
+            rows = pl.concat([rows.cast({"level": pl.UInt16}), self.inputs[f"own_{name}"]])
+        return by_entry(rows, len(self.entries))
 
     def fixed_levels(self, rule: str) -> list[Integers]:
         """Levels of a rule for every entry, by budget; `INFEASIBLE` where there is none."""
@@ -234,7 +298,7 @@ def _sensitivity_at_validation(cohort: Cohort, rows: pl.DataFrame, validation: I
     """Lesion sensitivity, aggregations x budgets x replicates, and how many subjects have lesions."""
     subjects = cohort.resample.shape[1]
     places = [numbers(rows, "level").astype(np.int64), numbers(rows, "subject").astype(np.int64)]
-    shape = (cohort.level_count + 1, subjects)
+    shape = (cohort.level_count + 1 + cohort.own_rows, subjects)
     hits = dense(rows, places, shape, "hit_iou_10").astype(np.float64)
     lesions = dense(rows, places, shape, "lesion_count").astype(np.float64)[0]
     read, choice = np.unique(np.maximum(validation, 0), return_inverse=True)
@@ -307,7 +371,8 @@ def contrast_estimate(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
     if cohort.is_empty:
         return contrast_estimate.table.frame()
     count = len(cohort.entries)
-    parts = {name: by_entry(inputs[name], count) for name in ("lesion", "ranking", "histogram")}
+    parts = {name: by_entry(inputs[name], count) for name in ("ranking", "histogram")}
+    parts["lesion"] = cohort.parts("lesion")
     entries: list[_Entry] = []
     for place, (curve, validation) in enumerate(zip(cohort.curves(), cohort.fixed_levels("validation"), strict=True)):
         rows = {name: frames[place] for name, frames in parts.items()}
@@ -346,16 +411,22 @@ INTERVAL_COLUMNS = tuple(f"{name}_{end}" for name in OPERATING_COLUMNS for end i
     "threshold fixed.",
     key=("method_id", "threshold_rule_id", "budget_cm3", "postprocess_id"),
     columns=tuple(f"{name}?" for name in INTERVAL_COLUMNS),
-    inputs=("cohort_subject", "ranked_method", "operating_subject"),
+    inputs=("cohort_subject", "ranked_method", "operating_subject", "budget", "crossfit_fold"),
     queries={
         "test_subject": SUBJECT_QUERY,
         "point": f"""
             with {TEST_SUBJECT}
             select
                 o.method_id, o.threshold_rule_id, o.budget_cm3, o.postprocess_id, t.subject,
-                case when o.threshold_rule_id = 'subject_optimum' then -1 else o.level end as read,
+                case
+                    when o.threshold_rule_id = 'subject_optimum' then -1
+                    when o.threshold_rule_id = 'validation' and f.fold is not null then -2 - b.position
+                    else o.level
+                end as read,
                 o.predicted_voxels, o.true_positive_voxels, o.reference_voxels
             from operating_subject as o
+            join budget as b using (budget_cm3)
+            left join crossfit_fold as f using (subject_id)
             join test_subject as t using (subject_id)
             order by o.method_id, o.postprocess_id, read, o.threshold_rule_id, o.budget_cm3, t.subject""",
     },

@@ -12,37 +12,54 @@ import polars as pl
 
 from expectations.protocol import Protocol
 from transforms.catalog import Inputs, declared
-from transforms.contrasts import CURVE_INPUTS, Cohort, Curve, by_entry, contrast_queries, entry_cte, nullable
+from transforms.contrasts import (
+    CURVE_INPUTS,
+    REFERENCE_SETTING,
+    Cohort,
+    Curve,
+    by_entry,
+    contrast_queries,
+    entry_cte,
+    nullable,
+)
 from transforms.replicates import dense, dice_values, numbers
 from transforms.resampling import Floats, Integers, Resample, divided, exact, interval, mean_burdens
 
-SETTING = "c.reference_id = 'canonical' and c.support_id = 'brain' and c.voxel_volume_id = 'true'"
 GAINS = (
     *("total_gain", "fixed_threshold_effect", "relaxation"),
     *("sensitivity_gain", "sensitivity_fixed_threshold_effect"),
 )
-QUERIES = {name: contrast_queries("true")[name] for name in ("test_subject", "entry", "curve", "lesion")} | {
+SETTING = "c.reference_id = 'canonical' and c.support_id = 'brain' and c.voxel_volume_id = 'true'"
+READ = ("test_subject", "entry", "choice", "curve", "lesion", "own_curve", "own_lesion")
+QUERIES = {name: contrast_queries("true")[name] for name in READ} | {
     "processed": f"""
-        with {entry_cte("true")}
+        with {entry_cte("true")},
+        point as (
+            select method_id, subject_id, reference_id, support_id, voxel_volume_id, budget_cm3, level
+            from subject_threshold
+            where {REFERENCE_SETTING} and threshold_rule_id = 'validation'
+        )
         select
-            e.entry, v.budget_cm3, v.level, c.postprocess_id, t.subject,
+            e.entry, v.budget_cm3, c.postprocess_id, t.subject,
             c.predicted_voxels, c.true_positive_voxels, c.reference_voxels, l.hit_iou_10
-        from threshold_choice as v
-        join threshold_curve as c using (method_id, reference_id, support_id, voxel_volume_id, level)
+        from point as v
+        join threshold_curve as c using (method_id, subject_id, reference_id, support_id, voxel_volume_id, level)
         join lesion_curve as l using (
             method_id, subject_id, reference_id, support_id, voxel_volume_id, postprocess_id, level
         )
         join entry as e using (method_id)
         join test_subject as t using (subject_id)
         where {SETTING} and c.postprocess_id <> 'plain' and l.lesion_definition_id = 'conn6_floor'
-            and v.threshold_rule_id = 'validation' and v.status = 'ok'
         order by e.entry, v.budget_cm3, c.postprocess_id, t.subject""",
 }
 
 
 @dataclass(frozen=True)
 class _Series:
-    """Counts of some rows (levels of plain maps, or points of processed ones) x subjects."""
+    """Counts of some rows (levels of plain maps, or points of processed ones) x subjects.
+
+    Burdens leave out the rows that hold subjects' own levels, since no threshold is matched among them.
+    """
 
     false_positive: Floats
     dice: Floats
@@ -52,7 +69,7 @@ class _Series:
     def of(voxels: Curve, hits: Floats, empty_dice: str) -> "_Series":
         """From voxel counts and lesion hits, rows x subjects."""
         dice = dice_values(voxels.predicted, voxels.true_positive, voxels.reference, empty_dice)
-        return _Series(voxels.predicted - voxels.true_positive, dice, hits)
+        return _Series(voxels.false_positive, dice, hits)
 
     def means(self, resample: Resample, lesions: Floats, voxel_mm3: float) -> tuple[Floats, Floats, Floats]:
         """Mean burden in cm3, mean Dice and pooled sensitivity, each rows x replicates."""
@@ -78,36 +95,40 @@ def gain_interval(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
     rows: list[tuple[object, ...]] = []
     if not cohort.is_empty:
         count = len(cohort.entries)
-        lesions, processed = (by_entry(inputs[name], count) for name in ("lesion", "processed"))
-        for (method, _), curve, hits, points in zip(cohort.entries, cohort.curves(), lesions, processed, strict=True):
+        lesions, processed = cohort.parts("lesion"), by_entry(inputs["processed"], count)
+        entries = zip(cohort.fixed_levels("validation"), cohort.curves(), lesions, processed, strict=True)
+        for (method, _), (levels, curve, hits, points) in zip(cohort.entries, entries, strict=True):
             if points.height:
-                rows += _rows(cohort, method, curve, hits, points, protocol.parameters.interval_level)
+                found = _rows(cohort, levels, curve, hits, points, protocol.parameters.interval_level)
+                rows += [(method, *row) for row in found]
     return gain_interval.table.frame(rows)
 
 
 def _rows(
-    cohort: Cohort, method: str, curve: Curve, lesion: pl.DataFrame, points: pl.DataFrame, level: float
+    cohort: Cohort, validation: Integers, curve: Curve, lesion: pl.DataFrame, points: pl.DataFrame, level: float
 ) -> list[tuple[object, ...]]:
+    """Budget, post-processing, intervals and replicates of one method's gains."""
     subjects = cohort.resample.shape[1]
     at = [numbers(lesion, name).astype(np.int64) for name in ("level", "subject")]
     hits, counts = (
-        dense(lesion, at, (cohort.level_count + 1, subjects), name).astype(np.float64)
+        dense(lesion, at, (len(curve.predicted), subjects), name).astype(np.float64)
         for name in ("hit_iou_10", "lesion_count")
     )
-    keys = points.select("budget_cm3", "postprocess_id", "level").unique(maintain_order=True).with_row_index("point")
+    keys = points.select("budget_cm3", "postprocess_id").unique(maintain_order=True).with_row_index("point")
     points = points.join(keys, on=["budget_cm3", "postprocess_id"])
     place = [numbers(points, name).astype(np.int64) for name in ("point", "subject")]
     names = ("predicted_voxels", "true_positive_voxels", "reference_voxels", "hit_iou_10")
     voxels = [dense(points, place, (keys.height, subjects), name).astype(np.float64) for name in names]
     plain = _Series.of(curve, hits, cohort.empty_dice)
     processed = _Series.of(Curve(*voxels[:3]), voxels[3], cohort.empty_dice)
-    fixed = numbers(keys, "level").astype(np.int64)
+    level_at = dict(zip(cohort.budgets.tolist(), validation.tolist(), strict=True))
+    fixed = np.array([level_at[budget] for budget in keys.get_column("budget_cm3").to_list()])
     blocks = [_gains(block, plain, processed, counts[0], fixed, cohort.voxel_mm3) for block in cohort.resample.blocks()]
     gains = np.concatenate(blocks, axis=-1)[..., 1:]
     low, high, defined = interval(gains, level)
     ends = [nullable(end[gain]) for gain in range(len(GAINS)) for end in (low, high)]
     key = keys.select("budget_cm3", "postprocess_id").iter_rows()
-    return [(method, *k, *e, n) for k, *e, n in zip(key, *ends, defined[0].tolist(), strict=True)]
+    return [(*k, *e, n) for k, *e, n in zip(key, *ends, defined[0].tolist(), strict=True)]
 
 
 def _gains(

@@ -125,7 +125,7 @@ def dropped_level(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
 def _reason(column: str, level: str, drop: Drop, choices: pl.DataFrame) -> str:
     """Why a level leaves: the reason of its thresholds where they are at fault, else what is missing."""
     if column == "threshold_rule_id":
-        at_fault = choices.filter((pl.col("threshold_rule_id") == level) & (pl.col("status") != "ok"))
+        at_fault = choices.filter((pl.col("threshold_rule_id") == level) & (pl.col("status") == "infeasible"))
         reasons = at_fault.get_column("reason").unique(maintain_order=True).to_list()
         if len(reasons) == 1:
             return str(reasons[0])

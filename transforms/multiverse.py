@@ -42,7 +42,9 @@ from transforms.resampling import (
     mean_burdens,
 )
 
-OPTIMUM = 255  # stands where a level would: each subject's own level of best Dice
+# points that stand where a level would: each subject's own level of best Dice; and, where the validation rule is
+# cross-fitted, the level of its fold, one point for each budget from here on
+OPTIMUM, CROSSFIT = 255, 256
 UNIVERSE_SETS = ("defensible", "all")
 SERIES_KEY = ("method_id", "reference_id", "support_id", "voxel_volume_id")
 
@@ -94,7 +96,7 @@ def visited_cte(members: str) -> str:
         from (
             select {", ".join(SERIES_KEY)}, level
             from threshold_choice
-            where status = 'ok' and threshold_rule_id <> 'subject_optimum'
+            where level is not null
                 and threshold_rule_id in (select threshold_rule_id from standing join cell using (cell_id))
             union
             select {", ".join(SERIES_KEY)}, level
@@ -104,40 +106,44 @@ def visited_cte(members: str) -> str:
         join series as s using ({", ".join(SERIES_KEY)})
         where s.reads_curves
     ),
-    optimum as (
-        select distinct s.series, {", ".join(f"o.{name}" for name in SERIES_KEY)}, t.subject, o.subject_id, o.level
+    own_level as (
+        select distinct
+            s.series, {", ".join(f"o.{name}" for name in SERIES_KEY)}, t.subject, o.subject_id, o.level,
+            case c.status when 'degraded' then {CROSSFIT} + b.position else {OPTIMUM} end::usmallint as point
         from subject_threshold as o
+        join threshold_choice as c using ({", ".join(SERIES_KEY)}, threshold_rule_id, budget_cm3)
+        join budget as b using (budget_cm3)
         join series as s using ({", ".join(SERIES_KEY)})
         join test_subject as t using (subject_id)
-        where s.reads_curves and o.threshold_rule_id = 'subject_optimum'
-            and 'subject_optimum' in (select threshold_rule_id from standing join cell using (cell_id))
+        where s.reads_curves and c.level is null
+            and o.threshold_rule_id in (select threshold_rule_id from standing join cell using (cell_id))
     )"""
 
 
 def visited_query(members: str, table: str, columns: str, condition: str = "true") -> str:
     """SQL of a curve table's rows of the test cohort at every level that some point reads.
 
-    The two joins are on the few levels of a series and on the optimum of each subject: one join on every subject's
+    The two joins are on the few levels of a series and on the own levels of each subject: one join on every subject's
     levels makes DuckDB hash the whole curve.
     """
     keys = ", ".join(SERIES_KEY)
     return f"""
         with {visited_cte(members)},
         level_read as (
-            select v.series, t.subject, v.level as point, c.* exclude ({keys}, subject_id, level)
+            select v.series, t.subject, v.level::usmallint as point, c.* exclude ({keys}, subject_id, level)
             from {table} as c
             join visited as v using ({keys}, level)
             join test_subject as t using (subject_id)
             where {condition}
         ),
-        optimum_read as (
-            select o.series, o.subject, {OPTIMUM}::utinyint as point, c.* exclude ({keys}, subject_id, level)
+        own_read as (
+            select o.series, o.subject, o.point, c.* exclude ({keys}, subject_id, level)
             from {table} as c
-            join optimum as o using ({keys}, subject_id, level)
+            join own_level as o using ({keys}, subject_id, level)
             where {condition}
         )
         select p.series, p.subject, p.point, x.position::utinyint as postprocess, {columns}
-        from (from level_read union all from optimum_read) as p
+        from (from level_read union all from own_read) as p
         join axis_level as x on x.axis_column = 'postprocess_id' and x.level_id = p.postprocess_id"""
 
 
@@ -353,7 +359,7 @@ class Multiverse:
         self.curves = by_series(inputs["curve_point"])
         self.lesions = by_series(inputs["lesion_point"])
         self.rankings = by_series(inputs["ranking"])
-        self.choices = _fixed(inputs["threshold_choice"])
+        self.choices = _fixed(inputs["threshold_choice"], protocol.parameters.budgets_cm3)
         drawn = pl.col("replicate") < len(self.resample.counts)
         self.matched = _matched(inputs["replicate_level"].filter(drawn))
 
@@ -413,12 +419,16 @@ class Multiverse:
         return scores
 
 
-def _fixed(choices: pl.DataFrame) -> dict[tuple[str, ...], dict[tuple[str, float], int | None]]:
-    """Level of every rule and budget that has a threshold, by series."""
-    levels: dict[tuple[str, ...], dict[tuple[str, float], int | None]] = {}
-    columns = (*SERIES_KEY, "threshold_rule_id", "budget_cm3", "level")
-    for *key, rule, budget, level in choices.filter(pl.col("status") == "ok").select(columns).iter_rows():
-        levels.setdefault(tuple(map(str, key)), {})[str(rule), float(budget)] = None if level is None else int(level)
+def _fixed(choices: pl.DataFrame, budgets: Sequence[float]) -> dict[tuple[str, ...], dict[tuple[str, float], int]]:
+    """Level, or the point of subjects' own levels, of every rule and budget that has a threshold, by series."""
+    levels: dict[tuple[str, ...], dict[tuple[str, float], int]] = {}
+    crossfit = {budget: CROSSFIT + place for place, budget in enumerate(budgets)}
+    columns = (*SERIES_KEY, "threshold_rule_id", "budget_cm3", "status", "level")
+    for *key, rule, budget, status, level in choices.select(columns).iter_rows():
+        if status != "infeasible":
+            own_levels = crossfit[budget] if status == "degraded" else OPTIMUM
+            point = own_levels if level is None else int(level)
+            levels.setdefault(tuple(map(str, key)), {})[str(rule), float(budget)] = point
     return levels
 
 
@@ -475,12 +485,11 @@ class _Series:
         position = np.searchsorted(self.points, np.maximum(levels, 0))
         return np.where(levels == INFEASIBLE, INFEASIBLE, position), np.array(of_cell)
 
-    def _point(self, rule: str, budget: float, fixed: Mapping[tuple[str, float], int | None]) -> int | tuple[str, ...]:
+    def _point(self, rule: str, budget: float, fixed: Mapping[tuple[str, float], int]) -> int | tuple[str, ...]:
         """The level that a rule reads, or where the replicates' own levels are kept."""
         if rule == "test_matched":
             return (*self.key, str(budget))
-        level = OPTIMUM if rule == "subject_optimum" else fixed.get((rule, budget))
-        return INFEASIBLE if level is None else level
+        return fixed.get((rule, budget), INFEASIBLE)
 
     def _places(self, rows: pl.DataFrame, *axes: str) -> list[Integers]:
         point = np.searchsorted(self.points, numbers(rows, "point"))

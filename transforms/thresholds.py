@@ -10,7 +10,7 @@ from fractions import Fraction
 import polars as pl
 from scipy import stats
 
-from expectations.protocol import Protocol, ThresholdRule
+from expectations.protocol import Parameters, Protocol, ThresholdRule
 from transforms.catalog import Inputs, declared
 
 
@@ -64,6 +64,17 @@ def smallest_count(rule: ThresholdRule, delta: float) -> int:
     return math.ceil(1 / rule.exact_alpha) - 1
 
 
+def crossfit_folds(n_validation: int, n_test: int, parameters: Parameters) -> int | None:
+    """How many folds of test subjects the validation rule is cross-fitted over, as the mart `crossfit_fold` deals them.
+
+    Returns:
+        As many as subjects where each is left out in turn; None with a validation subject, or too few test subjects.
+    """
+    if n_validation > 0 or n_test < 2:
+        return None
+    return n_test if n_test <= parameters.crossfit_leave_one_out_limit else min(parameters.crossfit_folds, n_test)
+
+
 @declared(
     name="calibration_rule",
     row="One row per threshold rule: how many of the validation subjects may exceed a budget.",
@@ -72,9 +83,13 @@ def smallest_count(rule: ThresholdRule, delta: float) -> int:
     inputs=("cohort_subject",),
 )
 def calibration_rule(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
-    """Rules with their allowed exceedances for the validation subjects at hand."""
+    """Rules with their allowed exceedances for the validation subjects at hand.
+
+    Without any, the validation rule is cross-fitted over the test subjects (mart `crossfit_threshold`).
+    """
     cohort = inputs["cohort_subject"]
-    count = cohort.filter((pl.col("split") == "validation") & pl.col("is_included")).height
+    included = cohort.filter("is_included").get_column("split").to_list()
+    count, test = included.count("validation"), included.count("test")
     delta = protocol.parameters.rcps_delta
     rows: list[tuple[object, ...]] = []
     for position, rule in enumerate(protocol.threshold_rules):
@@ -84,7 +99,7 @@ def calibration_rule(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
         reason = None
         if allowed is not None and allowed < 0:
             reason = f"needs {smallest_count(rule, delta)} validation subjects, the cohort has {count}"
-        elif count == 0 and rule.kind == "validation":
-            reason = "the cohort has no validation subject"
+        elif rule.kind == "validation" and count == 0 and crossfit_folds(count, test, protocol.parameters) is None:
+            reason = f"the cohort has no validation subject, and cross-fitting needs 2 test subjects: it has {test}"
         rows.append((rule.id, rule.kind, position, uses_budget, alpha, count, allowed, reason))
     return calibration_rule.table.frame(rows)

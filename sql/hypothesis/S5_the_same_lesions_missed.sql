@@ -20,13 +20,13 @@ test_lesion as (
 missed as (
     select r.method_id, r.position, t.budget_cm3, l.subject_id, l.lesion_id
     from residual as r
-    join threshold_choice as t using (method_id)
+    join subject_threshold as t using (method_id)
     cross join protocol
-    cross join test_lesion as l
+    join test_lesion as l on l.subject_id = t.subject_id
     anti join lesion_match as h
         on h.method_id = r.method_id and h.subject_id = l.subject_id and h.lesion_id = l.lesion_id
         and h.level = t.level and h.postprocess_id = 'plain' and h.matched_iou >= 0.10
-    where t.threshold_rule_id = 'validation' and t.status = 'ok' and t.budget_cm3 = protocol.reference_budget_cm3
+    where t.threshold_rule_id = 'validation' and t.budget_cm3 = protocol.reference_budget_cm3
         and t.reference_id = 'canonical' and t.support_id = 'brain' and t.voxel_volume_id = 'true'
 ),
 missed_count as (

@@ -270,6 +270,8 @@ OTHER_VALUES: dict[str, object] = {
     "slice_calipers_sd": [0.3],
     "borrowed_donor_count": 5,
     "calibration_share": 0.0,  # any other is refused beside the declared validation subjects
+    "crossfit_leave_one_out_limit": 5,
+    "crossfit_folds": 3,
     "reference_dilation_share": 0.5,
     "permuted_id_share": 0.1,
     "diagnostic_sample_sizes": [10],

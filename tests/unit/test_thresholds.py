@@ -192,12 +192,14 @@ def test_rows_hold_the_allowed_exceedances_or_the_reason(count: int) -> None:
         assert row["reason"] == (None if allowed >= 0 else needed)
 
 
-def test_without_validation_subjects_the_validation_rule_says_so() -> None:
-    rows = calibrated(cohort(0))
-    assert rows["validation"]["reason"] == "the cohort has no validation subject"
+def test_without_validation_subjects_and_too_few_to_cross_fit_the_validation_rule_says_so() -> None:
+    rows = calibrated(cohort(0, test=1))
+    needed = "the cohort has no validation subject, and cross-fitting needs 2 test subjects: it has 1"
+    assert rows["validation"]["reason"] == needed
     for rule_id in ("test_matched", "fixed_50", "subject_optimum"):
         assert rows[rule_id]["reason"] is None
-    assert calibrated(cohort(1))["validation"]["reason"] is None
+    assert calibrated(cohort(1, test=1))["validation"]["reason"] is None
+    assert calibrated(cohort(0, test=2))["validation"]["reason"] is None
 
 
 def test_rules_that_use_the_budget() -> None:
