@@ -13,14 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 from scipy import optimize, stats
+from scipy.special import expit
 
 from expectations.protocol import Protocol
 from transforms.catalog import Inputs, declared
-from transforms.resampling import Floats, Integers
+from transforms.resampling import Floats
 
 TERMS = ("log_volume", "contrast", "relative_position")
 COLUMNS = {"log_volume": pl.col("volume_mm3").log(), "contrast": pl.col("mean_contrast")}
-STEPS, TOLERANCE, LARGEST_STEP = 200, 1e-10, 5.0
+STEPS = 200  # of the estimating equations
 SEPARATED = 30.0  # log odds per standard deviation: beyond, they have no maximum and merely stopped growing
 
 
@@ -34,55 +35,53 @@ class Estimate:
     reason: str | None = None
 
 
-def penalised_likelihood(design: Floats, hit: Floats, weights: Floats) -> float:
+def penalised_likelihood(design: Floats, hit: Floats, weights: Floats) -> tuple[float, Floats]:
     """Log likelihood of a logistic model plus half the log determinant of its information (Jeffreys' prior).
 
     Args:
         design: Lesions x covariates, an intercept among them.
         hit: 0 or 1 per lesion.
         weights: Log odds per covariate.
+
+    Returns:
+        The value and its gradient.
     """
     linear = design @ weights
-    probability = 1 / (1 + np.exp(-linear))
-    information = (design * (probability * (1 - probability))[:, None]).T @ design
-    return float(hit @ linear - np.logaddexp(0, linear).sum() + 0.5 * np.linalg.slogdet(information)[1])
+    probability = expit(linear)
+    variance = probability * (1 - probability)
+    information = (design * variance[:, None]).T @ design
+    leverage = variance * ((design @ np.linalg.pinv(information)) * design).sum(axis=1)
+    value = hit @ linear - np.logaddexp(0, linear).sum() + 0.5 * np.linalg.slogdet(information)[1]
+    return float(value), design.T @ (hit - probability + leverage * (0.5 - probability))
 
 
-def fit_firth(design: Floats, hit: Floats, fixed: dict[int, float] | None = None) -> tuple[Floats, float]:
-    """Maximise the penalised likelihood by Newton steps, halved where they overshoot.
+def fit_firth(
+    design: Floats, hit: Floats, fixed: dict[int, float] | None = None, start: Floats | None = None
+) -> tuple[Floats, float]:
+    """Maximise the penalised likelihood.
 
     Args:
         design: Lesions x covariates, an intercept among them.
         hit: 0 or 1 per lesion.
         fixed: Covariates (by position) that are held at a value.
+        start: Log odds to start from; zero without.
 
     Returns:
         Log odds per covariate, and the penalised log likelihood there.
     """
-    weights = np.zeros(design.shape[1])
+    weights = np.zeros(design.shape[1]) if start is None else start.copy()
     for place, value in (fixed or {}).items():
         weights[place] = value
-    free = np.array([place for place in range(len(weights)) if place not in (fixed or {})], np.int64)
-    best = penalised_likelihood(design, hit, weights)
-    for _ in range(STEPS):
-        step = _newton_step(design, hit, weights, free)
-        while (reached := penalised_likelihood(design, hit, weights + step)) < best and np.abs(step).max() > TOLERANCE:
-            step = step / 2
-        if reached <= best or np.abs(step).max() <= TOLERANCE:
-            break
-        weights, best = weights + step, reached
-    return weights, best
+    free = [place for place in range(len(weights)) if place not in (fixed or {})]
 
+    def loss(values: Floats) -> tuple[float, Floats]:
+        weights[free] = values
+        value, gradient = penalised_likelihood(design, hit, weights)
+        return -value, -gradient[free]
 
-def _newton_step(design: Floats, hit: Floats, weights: Floats, free: Integers) -> Floats:
-    probability = 1 / (1 + np.exp(-(design @ weights)))
-    variance = probability * (1 - probability)
-    information = (design * variance[:, None]).T @ design
-    leverage = variance * np.einsum("ij,jk,ik->i", design, np.linalg.inv(information), design)
-    score = design.T @ (hit - probability + leverage * (0.5 - probability))
-    step = np.zeros(len(weights))
-    step[free] = np.linalg.solve(information[np.ix_(free, free)], score[free])
-    return step / max(1.0, np.abs(step).max() / LARGEST_STEP)
+    found = optimize.minimize(loss, weights[free], jac=True, method="BFGS", options={"gtol": 1e-8})
+    weights[free] = found.x
+    return weights, -float(found.fun)
 
 
 def firth(covariates: Floats, hit: Floats, level: float) -> Estimate:
@@ -96,18 +95,21 @@ def firth(covariates: Floats, hit: Floats, level: float) -> Estimate:
     design = np.column_stack([np.ones(len(hit)), covariates])
     weights, best = fit_firth(design, hit)
     drop = stats.chi2.ppf(level, 1) / 2
-    ends = np.array([_profile(design, hit, place, weights[place], best - drop) for place in range(1, len(weights))])
+    ends = np.array([_profile(design, hit, place, weights, best - drop) for place in range(1, len(weights))])
     return Estimate(weights[1:], ends[:, 0], ends[:, 1])
 
 
-def _profile(design: Floats, hit: Floats, place: int, centre: float, floor: float) -> tuple[float, float]:
+def _profile(design: Floats, hit: Floats, place: int, maximum: Floats, floor: float) -> tuple[float, float]:
     """Where the profile of one covariate falls to a floor, on both sides of its maximum."""
-
-    def above(value: float) -> float:
-        return fit_firth(design, hit, {place: value})[1] - floor
-
+    centre = float(maximum[place])
     ends: list[float] = []
     for direction in (-1.0, 1.0):
+        nearest = [maximum]
+
+        def above(value: float, nearest: list[Floats] = nearest) -> float:
+            nearest[0], likelihood = fit_firth(design, hit, {place: value}, nearest[0])
+            return likelihood - floor
+
         reach = 0.5
         while above(centre + direction * reach) > 0:
             reach *= 2

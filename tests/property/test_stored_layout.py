@@ -13,7 +13,7 @@ from typing import Any, cast
 import nibabel as nib
 import numpy as np
 import polars as pl
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -97,6 +97,8 @@ align = "{table.align}"
 """
     )
     manifest = Ingest(load_study(folder / "study.toml"), folder / "lake", InProcess()).run().manifest
+    # a view of a few voxels may hold one score alone, which no quantile can scale
+    assume(not any("at both quantiles" in failure.reason for failure in manifest.failures))
     assert not manifest.failures
     return {
         name: pl.concat([pl.read_parquet(folder / "lake" / path) for path in paths])

@@ -50,7 +50,7 @@ def test_maximum_and_profile_are_those_of_a_general_optimiser(seed: int) -> None
             whole[free] = weights
             if place is not None:
                 whole[place] = value
-            return -penalised_likelihood(design, hit, whole)
+            return -penalised_likelihood(design, hit, whole)[0]
 
         found = optimize.minimize(
             loss, np.zeros(len(free)), method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-12, "maxiter": 20000}
