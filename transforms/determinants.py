@@ -44,14 +44,17 @@ def penalised_likelihood(design: Floats, hit: Floats, weights: Floats) -> tuple[
         weights: Log odds per covariate.
 
     Returns:
-        The value and its gradient.
+        The value and its gradient; minus infinity and zeros where the information is singular to machine precision.
     """
     linear = design @ weights
     probability = expit(linear)
     variance = probability * (1 - probability)
     information = (design * variance[:, None]).T @ design
+    sign, log_determinant = np.linalg.slogdet(information) if information.any() else (0.0, -np.inf)
+    if not sign > 0:
+        return -np.inf, np.zeros(len(weights))
     leverage = variance * ((design @ np.linalg.pinv(information)) * design).sum(axis=1)
-    value = hit @ linear - np.logaddexp(0, linear).sum() + 0.5 * np.linalg.slogdet(information)[1]
+    value = hit @ linear - np.logaddexp(0, linear).sum() + 0.5 * log_determinant
     return float(value), design.T @ (hit - probability + leverage * (0.5 - probability))
 
 
@@ -79,7 +82,8 @@ def fit_firth(
         value, gradient = penalised_likelihood(design, hit, weights)
         return -value, -gradient[free]
 
-    found = optimize.minimize(loss, weights[free], jac=True, method="BFGS", options={"gtol": 1e-8})
+    with np.errstate(divide="ignore", invalid="ignore"):  # a step too far ends where the likelihood is none
+        found = optimize.minimize(loss, weights[free], jac=True, method="BFGS", options={"gtol": 1e-8})
     weights[free] = found.x
     return weights, -float(found.fun)
 
@@ -102,14 +106,13 @@ def firth(covariates: Floats, hit: Floats, level: float) -> Estimate:
 def _profile(design: Floats, hit: Floats, place: int, maximum: Floats, floor: float) -> tuple[float, float]:
     """Where the profile of one covariate falls to a floor, on both sides of its maximum."""
     centre = float(maximum[place])
+
+    def above(value: float) -> float:
+        likelihood = fit_firth(design, hit, {place: value}, maximum)[1]
+        return likelihood - floor if np.isfinite(likelihood) else -1.0  # far out the information is singular
+
     ends: list[float] = []
     for direction in (-1.0, 1.0):
-        nearest = [maximum]
-
-        def above(value: float, nearest: list[Floats] = nearest) -> float:
-            nearest[0], likelihood = fit_firth(design, hit, {place: value}, nearest[0])
-            return likelihood - floor
-
         reach = 0.5
         while above(centre + direction * reach) > 0:
             reach *= 2

@@ -77,6 +77,18 @@ def test_under_separation_firth_stays_finite_and_the_equations_say_so() -> None:
     assert np.isnan(silent.log_odds).all() and silent.reason
 
 
+@given(seed=st.integers(0, 10_000), lesions=st.integers(4, 40), share=st.sampled_from([0.1, 0.5, 0.9]))
+@settings(deadline=None, max_examples=40)
+def test_intervals_hold_the_estimate_whatever_the_lesions(seed: int, lesions: int, share: float) -> None:
+    generator = np.random.default_rng(seed)
+    covariates = generator.normal(size=(lesions, 2)) * [1, 3]
+    hit = (covariates[:, 0] + generator.normal(size=lesions) * 0.1 > np.quantile(covariates[:, 0], share)).astype(float)
+    if 0 < hit.sum() < lesions:
+        scaled = (covariates - covariates.mean(axis=0)) / covariates.std(axis=0)
+        found = firth(scaled, hit, 0.95)
+        assert (found.low < found.log_odds).all() and (found.log_odds < found.high).all()
+
+
 def frame(rows: list[Lesion]) -> pl.DataFrame:
     return pl.DataFrame(
         [("m", s, k, v, c, k / 100, 0.5 * hit, 3, hit) for k, (s, _, v, c, hit) in enumerate(rows)],
