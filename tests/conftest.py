@@ -7,6 +7,20 @@ import duckdb
 import pytest
 
 
+@pytest.fixture(scope="session", autouse=True)
+def marts_are_checked_in_sql() -> Iterator[None]:
+    """Marts are checked as large ones are, by SQL from the same declarations.
+
+    Some fifty suites of Great Expectations take longer than all the rest of a small release; the tests that are about
+    them set the number of rows that they guard.
+    """
+    from marts import quality
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quality, "GUARDED_ROWS", 0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def phantom_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The study file of a phantom of 15 subjects at 6 mm. Read only: copy its folder before changing anything.

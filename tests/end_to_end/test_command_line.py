@@ -23,6 +23,7 @@ from marts.lake import connect, live_release, writing
 # A quarter of the universes and few replicates: these tests are about the way, not about the multiverse.
 FEW = "multiverse_replicates = 20\ncontrast_replicates = 100\nconformal_split_count = 20\n"
 ONE_BUDGET = f"\n[protocol]\n{FEW}budgets_cm3 = [20]\nreference_budget_cm3 = 20\n"
+GUARDED_ROWS = quality.GUARDED_ROWS  # outside the tests, which check small marts in SQL
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -54,9 +55,10 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture(scope="session")
 def published(study_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A lake with one release of the phantom; never changed."""
+    """A lake with one release of the phantom, its marts guarded by Great Expectations; never changed."""
     lake = tmp_path_factory.mktemp("cli-lake") / "lake"
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quality, "GUARDED_ROWS", GUARDED_ROWS)
         patch.setattr(
             sys, "argv", ["mirto", "rebuild", str(study_folder / "study.toml"), "--lake", str(lake), "--workers", "1"]
         )
@@ -74,12 +76,8 @@ def own_study(study_folder: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def own_lake(published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the published lake that a test may change.
-
-    Its marts are checked in SQL, as large ones are: some fifty suites take longer than everything else of a rebuild.
-    """
-    monkeypatch.setattr(quality, "GUARDED_ROWS", 0)
+def own_lake(published: Path, tmp_path: Path) -> Path:
+    """A copy of the published lake that a test may change."""
     shutil.copytree(published, tmp_path / "lake")
     return tmp_path / "lake"
 
