@@ -101,8 +101,10 @@ def build_tables(
         else:
             _run_transform(connection, manifest, TRANSFORMS[name])
             tables[name] = TRANSFORMS[name].table
+    connection.execute("begin")  # one transaction: a thousand small ones take a second
     for table in tables.values():
         _comment(connection, table, name_is_view(table.name, found))
+    connection.execute("commit")
     return Built(tables, found)
 
 
@@ -167,9 +169,9 @@ def _run_transform(connection: duckdb.DuckDBPyConnection, manifest: Manifest, tr
 
 def _comment(connection: duckdb.DuckDBPyConnection, table: Table, is_view: bool) -> None:
     kind = "view" if is_view and _is_view(connection, table.name) else "table"
-    connection.execute(f"comment on {kind} {table.name} is {quoted(table.row)}")
-    for column in table.columns:
-        connection.execute(f"comment on column {table.name}.{column.name} is {quoted(column.meaning)}")
+    comments = [f"comment on {kind} {table.name} is {quoted(table.row)}"]
+    comments += [f"comment on column {table.name}.{c.name} is {quoted(c.meaning)}" for c in table.columns]
+    connection.execute(";\n".join(comments))
 
 
 def _is_view(connection: duckdb.DuckDBPyConnection, name: str) -> bool:

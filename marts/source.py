@@ -6,6 +6,7 @@ no field continues the one before it.
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import sqlglot
@@ -78,10 +79,17 @@ def _header(file: Path, text: str) -> tuple[str, list[tuple[str, str]]]:
 def _inputs(file: Path, text: str) -> tuple[str, ...]:
     """Tables that a SELECT reads, without its own common table expressions."""
     try:
-        statements = [s for s in sqlglot.parse(text, dialect="duckdb") if s is not None]
+        return _tables_read(text)
     except ParseError as error:
         raise BadMart(f"{file}: is not one SELECT: {error}") from error
+    except ValueError as error:
+        raise BadMart(f"{file}: {error}") from error
+
+
+@cache
+def _tables_read(text: str) -> tuple[str, ...]:
+    statements = [s for s in sqlglot.parse(text, dialect="duckdb") if s is not None]
     if len(statements) != 1 or not isinstance(statements[0], exp.Query):
-        raise BadMart(f"{file}: holds {len(statements)} statements. A mart is one SELECT.")
+        raise ValueError(f"holds {len(statements)} statements. A mart is one SELECT.")
     own = {cte.alias for cte in statements[0].find_all(exp.CTE)}
     return tuple(sorted({table.name for table in statements[0].find_all(exp.Table)} - own))

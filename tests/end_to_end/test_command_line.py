@@ -158,16 +158,16 @@ def test_a_wrong_reversed_flag_stops_and_leaves_the_live_release(run: Run, own_s
     assert (own_lake / "docs" / "stopped" / "index.html").is_file()
 
 
-def test_a_failed_method_can_be_held_out(run: Run, own_study: Path, tmp_path: Path) -> None:
+def test_a_failed_method_can_be_held_out(run: Run, own_study: Path, own_lake: Path) -> None:
     file = own_study / "study.toml"
     spoilt = file.read_text().replace("reversed = [false, true, false]", "reversed = [false, false, false]")
     file.write_text(spoilt + 'gate_failure = "hold_out"\n')
-    code, _, err = rebuild(run, own_study, tmp_path / "lake")
+    code, _, err = rebuild(run, own_study, own_lake)
     assert code == 0
     assert "WARN gate_summary" in err
-    assert scalar(tmp_path / "lake", "select count(*) from operating_point where method_id = 'diffuse'") == 0
-    assert scalar(tmp_path / "lake", "select reason from ranked_method where not is_ranked") is not None
-    assert scalar(tmp_path / "lake", "select count(*) from cohort_subject where not is_included") == 0
+    assert scalar(own_lake, "select count(*) from operating_point where method_id = 'diffuse'") == 0
+    assert scalar(own_lake, "select reason from ranked_method where not is_ranked") is not None
+    assert scalar(own_lake, "select count(*) from cohort_subject where not is_included") == 0
 
 
 def spoil_with_nan(path: Path) -> None:

@@ -21,6 +21,7 @@ from marts.release import build_tables, open_for_building
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "open_ms"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="the open MS data are not beside this project")
 Volume = NDArray[np.float32]
+WANTED = ("gate_summary", "voxel_metric", "threshold_choice", "identity_check", "conformal_rule")
 
 
 def lay_out(folder: Path, *options: str) -> Path:
@@ -36,7 +37,7 @@ def measured(study: Path, lake: Path) -> tuple[Report, duckdb.DuckDBPyConnection
     report = Ingest(load_study(study), lake, InProcess()).run()
     assert report.manifest.failures == ()
     connection = open_for_building(None, lake)
-    built = build_tables(connection, report.manifest)
+    built = build_tables(connection, report.manifest, WANTED)
     assert [f for f in check_release(connection, built, None) if f.severity == "stop"] == []
     return report, connection
 
