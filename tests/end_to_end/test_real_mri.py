@@ -21,7 +21,7 @@ from marts.release import build_tables, open_for_building
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "open_ms"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="the open MS data are not beside this project")
 Volume = NDArray[np.float32]
-WANTED = ("gate_summary", "voxel_metric", "threshold_choice", "identity_check", "conformal_rule")
+WANTED = ("gate_summary", "voxel_metric", "threshold_choice", "identity_check", "dropped_level")
 
 
 def lay_out(folder: Path, *options: str) -> Path:
