@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench lock clean
+.PHONY: demo test check warm bench lock clean
 
 demo: .venv/ready            ## the whole job on the built-in phantom
 	$(BIN)/mirto demo demo
@@ -15,6 +15,9 @@ check: .venv/ready           ## style, types and the one-way imports
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+warm: .venv/ready            ## compile every kernel once, so that two test processes need not both
+	$(BIN)/python -m pytest -q tests/end_to_end/test_hypotheses.py
 
 bench: .venv/ready           ## ratios against peers and slow twins, in one run; without the peers it says so
 	-$(MAKE) -s .venv-bench/ready
