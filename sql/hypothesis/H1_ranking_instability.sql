@@ -2,6 +2,7 @@
 -- criterion: lower end of the largest flip share, over all metrics, at least 0.20
 -- cases: any
 -- needs: two methods that score in the same universes
+
 -- the size of the difference stands beside the share: near a half, two methods may also be merely close
 select
     'primary' as configuration_set,

@@ -2,6 +2,7 @@
 -- criterion: share of the axes above the method's, intervals apart
 -- cases: every
 -- needs: two methods that score in the same universes
+
 -- read it beside the metric axis: its main effect is the metrics' scales, and reorders nothing
 with share as (
     select

@@ -3,6 +3,7 @@
 --   converge) above 0 for contrast; and for oedema
 -- cases: every
 -- needs: an intensity image, a validation threshold at the reference budget, and lesions some of which are detected
+
 -- Where methods declare the family `residual`, only those are asked. No table holds oedema, so contrast alone can refute the
 -- claim and never support it; a study that knows the share of oedema replaces this file.
 with residual as (
@@ -10,7 +11,7 @@ with residual as (
     from ranked_method as m
     join method as d using (method_id)
     where m.is_ranked and m.kind = 'method'
-    qualify d.family = 'residual' or count_if(d.family = 'residual') over () = 0
+    qualify coalesce(d.family, '') = 'residual' or count_if(coalesce(d.family, '') = 'residual') over () = 0
 ),
 asked as (
     select r.method_id, d.regression, d.log_odds, d.log_odds_low, d.log_odds_high, d.lesion_total, d.n_subjects, d.reason

@@ -2,13 +2,14 @@
 -- criterion: Jaccard index of the sets of missed lesions (no matched IoU of at least 0.10, validation threshold, reference budget) at least 0.70
 -- cases: every
 -- needs: two methods with a validation threshold at the reference budget, that miss lesions above the floor
+
 -- where methods declare the family `residual`, only those are compared
 with residual as (
     select m.method_id, m.position
     from ranked_method as m
     join method as d using (method_id)
     where m.is_ranked and m.kind = 'method'
-    qualify d.family = 'residual' or count_if(d.family = 'residual') over () < 2
+    qualify coalesce(d.family, '') = 'residual' or count_if(coalesce(d.family, '') = 'residual') over () < 2
 ),
 test_lesion as (
     select l.subject_id, l.lesion_id
