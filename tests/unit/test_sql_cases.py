@@ -311,7 +311,7 @@ def test_sums_of_squares_are_those_of_statsmodels(method_count: int, seed: int) 
         "cell_score": scores_frame(scores, methods),
         "ranked_method": methods_frame(methods),
     }
-    with built(Case("variance_share", given)) as connection:
+    with built(Case("variance_share", given, through=("variance_term",))) as connection:
         found = dict(
             connection.execute(
                 "select term, sum_of_squares from variance_share"
