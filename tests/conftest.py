@@ -1,6 +1,7 @@
-"""A small phantom study, measured once per session, for every test that needs a lake."""
+"""A small phantom study, measured once per session, for every test that needs a lake; and the command line."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import duckdb
@@ -61,3 +62,21 @@ def phantom_marts(phantom_lake: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     build_tables(connection, read_manifest(phantom_lake))
     yield connection
     connection.close()
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run the command line in this process; exit code, standard output and error."""
+    import mirto
+
+    def run_verb(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["mirto", *map(str, arguments)])
+        try:
+            mirto.main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run_verb

@@ -1183,7 +1183,9 @@ def differs(found: Any, expected: Any, tolerance: float) -> bool:
     return not abs(found - expected) <= tolerance * max(1.0, abs(expected))
 
 
-def compare(marts: duckdb.DuckDBPyConnection, table: str, key: str, expected: Rows, tolerance: float = 1e-12) -> None:
+def assert_same_rows(
+    marts: duckdb.DuckDBPyConnection, table: str, key: str, expected: Rows, tolerance: float = 1e-12
+) -> None:
     """Every key of both sides, and every column that the twin gives."""
     frame = marts.sql(f'select * from "{table}"').pl() if " " not in table else marts.sql(table).pl()
     names = [name.strip() for name in key.split(",")]
@@ -1390,14 +1392,16 @@ def voxel_rows(at: Side) -> Rows:
     return rows
 
 
-def compare_choices(at: Side) -> None:
-    compare(at.marts, "threshold_choice", CHOICE_KEY, choice_rows(at))
+def assert_same_choices(at: Side) -> None:
+    assert_same_rows(at.marts, "threshold_choice", CHOICE_KEY, choice_rows(at))
     for *where, rule, budget, reason in at.marts.sql(f"select {CHOICE_KEY}, reason from threshold_choice").fetchall():
         expected = at.twin.choose(Series(*where), rule, budget).reason
         assert reason is None if expected is None else expected in reason
-    compare(at.marts, "operating_point", OPERATING_KEY, operating_rows(at))
-    compare(at.marts, "transfer_gap", "method_id, budget_cm3", gap_rows(at))
-    compare(at.marts, "voxel_metric", "method_id, metric_id, support_id, reference_id, aggregation_id", voxel_rows(at))
+    assert_same_rows(at.marts, "operating_point", OPERATING_KEY, operating_rows(at))
+    assert_same_rows(at.marts, "transfer_gap", "method_id, budget_cm3", gap_rows(at))
+    assert_same_rows(
+        at.marts, "voxel_metric", "method_id, metric_id, support_id, reference_id, aggregation_id", voxel_rows(at)
+    )
 
 
 def assert_identities(marts: duckdb.DuckDBPyConnection) -> None:
@@ -1417,11 +1421,13 @@ GATE_COLUMNS = ("centroid_mm", "dice_in_view", "in_view_fraction", "best_candida
 
 def test_score_scale_is_the_median_of_validation_quantiles(phantom: Side) -> None:
     expected: Rows = {(m,): {"low": low, "high": high} for m, (low, high) in phantom.twin.study.scales.items()}
-    compare(phantom.marts, "score_scale", "method_id", expected)
+    assert_same_rows(phantom.marts, "score_scale", "method_id", expected)
 
 
 def test_threshold_curve_counts_the_same_voxels(phantom: Side) -> None:
-    compare(phantom.marts, f"from {CHECKED.format('threshold_curve', 'plain')}", CURVE_KEY, curve_rows(phantom))
+    assert_same_rows(
+        phantom.marts, f"from {CHECKED.format('threshold_curve', 'plain')}", CURVE_KEY, curve_rows(phantom)
+    )
 
 
 def test_voxel_ranking_equals_scikit_learn(phantom: Side) -> None:
@@ -1429,7 +1435,7 @@ def test_voxel_ranking_equals_scikit_learn(phantom: Side) -> None:
         (pair.entry.method_id, pair.subject.subject_id, reference, support): pair.ranking(reference, support)
         for pair, reference, support in ranked_pairs(phantom)
     }
-    compare(phantom.marts, "voxel_ranking", "method_id, subject_id, reference_id, support_id", expected)
+    assert_same_rows(phantom.marts, "voxel_ranking", "method_id, subject_id, reference_id, support_id", expected)
 
 
 def test_score_histogram_counts_the_same_voxels(phantom: Side) -> None:
@@ -1446,7 +1452,7 @@ def test_score_histogram_counts_the_same_voxels(phantom: Side) -> None:
                 "negative_voxels": negatives[number],
             }
     query = f"select * from score_histogram where subject_id in {tuple(subjects)}"
-    compare(phantom.marts, query, "method_id, subject_id, reference_id, support_id, bin", expected)
+    assert_same_rows(phantom.marts, query, "method_id, subject_id, reference_id, support_id, bin", expected)
 
 
 def test_pooled_auroc_lies_within_its_bound_of_the_exact_one(phantom: Side) -> None:
@@ -1470,7 +1476,7 @@ def test_every_gate_candidate_is_mapped_the_same(phantom: Side) -> None:
         for candidate, (dice, distance) in scanned.items()
     }
     assert len(expected) == 56 * len(phantom.twin.gate.candidates)
-    compare(phantom.marts, "gate_candidate", "method_id, subject_id, transposed, flip_0, flip_1, dz", expected)
+    assert_same_rows(phantom.marts, "gate_candidate", "method_id, subject_id, transposed, flip_0, flip_1, dz", expected)
 
 
 def test_critical_thresholds_are_order_statistics(phantom: Side) -> None:
@@ -1481,7 +1487,7 @@ def test_critical_thresholds_are_order_statistics(phantom: Side) -> None:
         threshold = pair.critical_threshold(series.reference_id, series.support_id, loss, most)
         expected[series.method_id, s, *vars_of(series), loss, budget] = {"threshold": threshold}
     key = "method_id, subject_id, reference_id, support_id, voxel_volume_id, loss, budget_cm3"
-    compare(phantom.marts, "critical_threshold", key, expected)
+    assert_same_rows(phantom.marts, "critical_threshold", key, expected)
 
 
 def test_lesions_and_their_volumes(phantom: Side) -> None:
@@ -1502,7 +1508,7 @@ def test_lesions_and_their_volumes(phantom: Side) -> None:
                         "mean_contrast": float(contrast[s].ravel()[voxels].mean(dtype=np.float64)),
                     }
     key = "method_id, subject_id, reference_id, support_id, lesion_definition_id, lesion_id"
-    compare(phantom.marts, "lesion", key, expected)
+    assert_same_rows(phantom.marts, "lesion", key, expected)
 
 
 def lesion_keys(at: Side) -> Iterable[tuple[Pair, Series, str, int]]:
@@ -1530,7 +1536,7 @@ def test_lesion_hits_equal_an_optimal_assignment(phantom: Side) -> None:
                 "threshold": level / 200,
             }
     key = CURVE_KEY.replace("level", "lesion_definition_id, level")
-    compare(phantom.marts, f"from {CHECKED.format('lesion_curve', '')}", key, expected)
+    assert_same_rows(phantom.marts, f"from {CHECKED.format('lesion_curve', '')}", key, expected)
 
 
 def test_lesion_matches(phantom: Side) -> None:
@@ -1548,7 +1554,7 @@ def test_lesion_matches(phantom: Side) -> None:
                     "max_score": float(pair.score.ravel()[voxels_of[lesion]].max()),
                 }
     key = "method_id, subject_id, lesion_id, postprocess_id, level"
-    compare(phantom.marts, f"from {CHECKED.format('lesion_match', '')}", key, expected)
+    assert_same_rows(phantom.marts, f"from {CHECKED.format('lesion_match', '')}", key, expected)
 
 
 def test_slice_scores(phantom: Side) -> None:
@@ -1560,7 +1566,7 @@ def test_slice_scores(phantom: Side) -> None:
         for support in AXES["support_id"]
         for row in pair.slices(support)
     }
-    compare(phantom.marts, "slice_score", "method_id, subject_id, support_id, slice_index", expected)
+    assert_same_rows(phantom.marts, "slice_score", "method_id, subject_id, support_id, slice_index", expected)
 
 
 def test_slice_rankings(phantom: Side) -> None:
@@ -1568,16 +1574,16 @@ def test_slice_rankings(phantom: Side) -> None:
         (pair.entry.method_id, pair.subject.subject_id, reference, support): pair.slice_ranking(reference, support)
         for pair, reference, support in ranked_pairs(phantom)
     }
-    compare(phantom.marts, "slice_ranking", "method_id, subject_id, reference_id, support_id", expected)
+    assert_same_rows(phantom.marts, "slice_ranking", "method_id, subject_id, reference_id, support_id", expected)
 
 
 # Marts
 
 
-def compare_gate(at: Side) -> None:
-    compare(at.marts, "gate_subject", "method_id, subject_id", at.twin.gate.subject_rows)
+def assert_same_gate(at: Side) -> None:
+    assert_same_rows(at.marts, "gate_subject", "method_id, subject_id", at.twin.gate.subject_rows)
     summaries: Rows = {(m,): at.twin.gate.method_row(m) for m in at.twin.gate.methods}
-    compare(at.marts, "gate_summary", "method_id", summaries)
+    assert_same_rows(at.marts, "gate_summary", "method_id", summaries)
     named = at.marts.sql(
         "select method_id, subject_id, best_candidate, best_candidate_dice from gate_subject"
         " where best_candidate is not null"
@@ -1588,13 +1594,13 @@ def compare_gate(at: Side) -> None:
 
 
 def test_gate_verdicts(phantom: Side) -> None:
-    compare_gate(phantom)
+    assert_same_gate(phantom)
     verdicts = {row["verdict"] for row in phantom.twin.gate.subject_rows.values()}
     assert {"passed", "label_fidelity", "not_assessable"} <= verdicts
 
 
 def test_thresholds_operating_points_and_gaps(phantom: Side) -> None:
-    compare_choices(phantom)
+    assert_same_choices(phantom)
     statuses = {(row["status"], where[4]) for where, row in choice_rows(phantom).items()}
     assert {("ok", "rcps_20"), ("infeasible", "rcps_10"), ("ok", "crc_10"), ("infeasible", "crc_05")} <= statuses
 
@@ -1613,7 +1619,7 @@ def test_subject_thresholds(phantom: Side) -> None:
         for s in twin.cohort["test"] if choice.status == "ok" else ():
             level = twin.optimum(series, s) if choice.level is None else choice.level
             expected[series.method_id, s, *vars_of(series), rule, budget] = {"level": level}
-    compare(phantom.marts, "subject_threshold", CHOICE_KEY.replace(",", ", subject_id,", 1), expected)
+    assert_same_rows(phantom.marts, "subject_threshold", CHOICE_KEY.replace(",", ", subject_id,", 1), expected)
 
 
 def test_an_empty_reference_has_no_dice_and_keeps_its_burden(phantom: Side) -> None:
@@ -1642,7 +1648,7 @@ def test_lesion_sensitivity(phantom: Side) -> None:
                 f"sensitivity_{aggregation}": found[criterion, aggregation] for aggregation in AXES["aggregation_id"]
             }
     key = f"{CHOICE_KEY}, postprocess_id, lesion_definition_id, hit_criterion_id"
-    compare(phantom.marts, "lesion_score", key, expected)
+    assert_same_rows(phantom.marts, "lesion_score", key, expected)
 
 
 def test_slice_metrics(phantom: Side) -> None:
@@ -1657,7 +1663,7 @@ def test_slice_metrics(phantom: Side) -> None:
         for aggregation in AXES["aggregation_id"]
     }
     key = "method_id, metric_id, support_id, reference_id, aggregation_id"
-    compare(phantom.marts, "slice_metric", key, expected)
+    assert_same_rows(phantom.marts, "slice_metric", key, expected)
 
 
 # The multiverse
@@ -1682,13 +1688,13 @@ def test_universes_and_their_distinct_cells(phantom: Side, multiverse: Multivers
             "is_reference": tuple(universe.values()) == REFERENCE_UNIVERSE,
             "status": "ok" if multiverse.is_kept(universe) else "unavailable",
         }
-    compare(phantom.marts, "universe", "universe_id", expected)
+    assert_same_rows(phantom.marts, "universe", "universe_id", expected)
 
 
 def test_cells_carry_their_multiplicity(phantom: Side, multiverse: Multiverse) -> None:
     sizes = Counter(multiverse.signatures)
     expected: Rows = {(multiverse.cell_of[s],): {"metric_id": s[0], "multiplicity": n} for s, n in sizes.items()}
-    compare(phantom.marts, "cell", "cell_id", expected)
+    assert_same_rows(phantom.marts, "cell", "cell_id", expected)
 
 
 def test_levels_without_a_score_are_dropped_for_all(phantom: Side, multiverse: Multiverse) -> None:
@@ -1697,7 +1703,7 @@ def test_levels_without_a_score_are_dropped_for_all(phantom: Side, multiverse: M
         for position, (axis, level) in enumerate(multiverse.drops)
     }
     if expected:
-        compare(phantom.marts, "dropped_level", "axis_column, level_id", expected)
+        assert_same_rows(phantom.marts, "dropped_level", "axis_column, level_id", expected)
     assert phantom.marts.sql("from dropped_level").pl().height == len(expected)
 
 
@@ -1706,7 +1712,7 @@ def compare_cell_scores(at: Side, multiverse: Multiverse) -> None:
     for signature, scores in multiverse.scores.items():
         for entry, score in zip(at.twin.entries, scores, strict=True):
             expected[multiverse.cell_of[signature], entry.method_id] = {"metric_id": signature[0], "score": score}
-    compare(at.marts, "cell_score", "cell_id, method_id", expected)
+    assert_same_rows(at.marts, "cell_score", "cell_id, method_id", expected)
 
 
 def test_cell_scores(phantom: Side, multiverse: Multiverse) -> None:
@@ -1716,16 +1722,20 @@ def test_cell_scores(phantom: Side, multiverse: Multiverse) -> None:
 
 def compare_multiverse(at: Side, multiverse: Multiverse) -> None:
     flips = multiverse.flip_share()
-    compare(at.marts, "flip_share", "universe_set, metric_id, method_a, method_b", flips)
-    compare(at.marts, "variance_share", "universe_set, metric_id, term", multiverse.variance_share(), 1e-9)
-    compare(at.marts, "order_share", "universe_set, metric_id, order_kind, method_order", multiverse.order_share())
-    compare(at.marts, "universe_spread", "universe_set, metric_id, method_id", multiverse.universe_spread())
-    compare(at.marts, "rank_agreement", "universe_id", multiverse.agreement())
+    assert_same_rows(at.marts, "flip_share", "universe_set, metric_id, method_a, method_b", flips)
+    assert_same_rows(at.marts, "variance_share", "universe_set, metric_id, term", multiverse.variance_share(), 1e-9)
+    assert_same_rows(
+        at.marts, "order_share", "universe_set, metric_id, order_kind, method_order", multiverse.order_share()
+    )
+    assert_same_rows(at.marts, "universe_spread", "universe_set, metric_id, method_id", multiverse.universe_spread())
+    assert_same_rows(at.marts, "rank_agreement", "universe_id", multiverse.agreement())
     largest: dict[tuple[str, str], float] = {}
     for (universe_set, metric, _, _), row in flips.items():
         if not row["is_baseline_pair"]:
             largest[universe_set, metric] = max(largest.get((universe_set, metric), 0.0), row["flip_share"])
-    compare(at.marts, "phi_max", "universe_set, metric_id", {where: {"value": phi} for where, phi in largest.items()})
+    assert_same_rows(
+        at.marts, "phi_max", "universe_set, metric_id", {where: {"value": phi} for where, phi in largest.items()}
+    )
     for universe_set, metric, value, a, b in at.marts.sql(
         "select universe_set, metric_id, value, method_a, method_b from phi_max"
     ).fetchall():
@@ -1764,15 +1774,15 @@ def test_a_misregistered_subject_leaves_the_cohort_for_all_methods(
     study = Study(copied_study, like=phantom.twin.study)
     at = Side(marts, Twin(study, LesionHits(marts, GUARD_ONLY)))
     assert at.twin.excluded == {"phantom04", "phantom12"}
-    compare_gate(at)
+    assert_same_gate(at)
     cohort: Rows = {(s,): {"is_included": s not in at.twin.excluded} for s in study.subjects}
-    compare(marts, "cohort_subject", "subject_id", cohort)
+    assert_same_rows(marts, "cohort_subject", "subject_id", cohort)
     reasons = dict(marts.sql("select subject_id, reason from cohort_subject where not is_included").fetchall())
     assert "diffuse" in reasons["phantom04"]
     assert "sharp" in reasons["phantom12"]
     # ten validation subjects are left, one too few for RCPS at 0.20
     assert at.twin.choose(Series("coarse", "canonical", "brain", "true"), "rcps_20", 20.0).status == "infeasible"
-    compare_choices(at)
+    assert_same_choices(at)
     assert_identities(marts)
     marts.close()
 
@@ -1781,8 +1791,8 @@ def test_a_misregistered_subject_leaves_the_cohort_for_all_methods(
     at = Side(marts, Twin(Study(copied_study, like=phantom.twin.study), LesionHits(marts, GUARD_ONLY)))
     assert at.twin.gate.subject_rows["sharp", "phantom12"]["verdict"] == "misregistered"
     assert at.twin.excluded == set()
-    compare(marts, "cohort_subject", "subject_id", {(s,): {"is_included": True} for s in study.subjects})
-    compare(marts, "operating_point", OPERATING_KEY, operating_rows(at))
+    assert_same_rows(marts, "cohort_subject", "subject_id", {(s,): {"is_included": True} for s in study.subjects})
+    assert_same_rows(marts, "operating_point", OPERATING_KEY, operating_rows(at))
     marts.close()
 
 
@@ -1799,7 +1809,7 @@ def test_a_wrong_reversal_fails_the_gate_and_is_held_out_of_every_mart(
     reverse_nothing(copied_study, "diffuse")
     marts = built(copied_study, ("gate_summary",))
     at = Side(marts, Twin(Study(copied_study, like=phantom.twin.study), LesionHits(marts, GUARD_ONLY)))
-    compare_gate(at)
+    assert_same_gate(at)
     (verdict, candidate, suggestion), *others = marts.sql(
         "select verdict, best_candidate, suggestion from gate_summary where method_id = 'diffuse'"
     ).fetchall()
@@ -1817,8 +1827,10 @@ def test_a_wrong_reversal_fails_the_gate_and_is_held_out_of_every_mart(
     assert at.twin.ranked == ["sharp", "sharp_twin", "coarse", "FLAIR", "T2"]
     # its misregistered subjects stay, since it is held out
     assert at.twin.excluded == set()
-    compare(marts, "cohort_subject", "subject_id", {(s,): {"is_included": True} for s in at.twin.study.subjects})
-    compare_choices(at)
+    assert_same_rows(
+        marts, "cohort_subject", "subject_id", {(s,): {"is_included": True} for s in at.twin.study.subjects}
+    )
+    assert_same_choices(at)
     assert_identities(marts)
     columns = marts.sql(
         "select c.table_name, c.column_name from information_schema.columns as c"
@@ -1846,7 +1858,7 @@ def test_budgets_out_of_reach_at_equality_and_dice_of_empty_references(
     )
     marts = built(copied_study, (*WITHOUT_UNIVERSES, "cell_score", "dropped_level"))
     at = Side(marts, Twin(Study(copied_study, like=phantom.twin.study), LesionHits(marts)))
-    compare_choices(at)
+    assert_same_choices(at)
     reasons = marts.sql(
         "select distinct status, reason from threshold_choice "
         "where threshold_rule_id = 'test_matched' and level is null"

@@ -36,23 +36,6 @@ def study_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command line in this process; exit code, standard output and error."""
-
-    def run_verb(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mirto", *map(str, arguments)])
-        try:
-            mirto.main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run_verb
-
-
 @pytest.fixture(scope="session")
 def published(study_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A lake with one release of the phantom, its marts guarded by Great Expectations; never changed."""

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -119,21 +118,6 @@ def spheres(tmp_path_factory: pytest.TempPathFactory) -> Path:
     references = {subject: sphere(*sphere_of) for subject, sphere_of in SPHERES.items()}
     references["s4"] = np.zeros(SHAPE, np.bool_)
     return write_study(tmp_path_factory.mktemp("spheres"), SHAPE, STORES, references)
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def run_verb(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mirto", *map(str, arguments)])
-        try:
-            mirto.main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run_verb
 
 
 @pytest.fixture(scope="module")
