@@ -12,6 +12,7 @@ hypothesis is supported where `any` or `every` case is, as it says; it is not te
 want of what it `needs`.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,4 +86,6 @@ def _read(file: Path) -> Hypothesis:
     if fields["cases"] not in ("any", "every"):
         raise BadMart(f"{file}: cases is {fields['cases']!r}. Write any or every.")
     name = file.stem.split("_")[0]
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*", name):
+        raise BadMart(f"{file}: {name!r} is no identifier. Name the file like H1_ranking_instability.sql.")
     return Hypothesis(name, source.description, fields["criterion"], fields["cases"], fields["needs"], source)

@@ -7,7 +7,7 @@ generalised estimating equations with an exchangeable correlation within subject
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ from transforms.resampling import Floats
 TERMS = ("log_volume", "contrast", "relative_position")
 COLUMNS = {"log_volume": pl.col("volume_mm3").log(), "contrast": pl.col("mean_contrast")}
 STEPS = 200  # of the estimating equations
-SEPARATED = 30.0  # log odds per standard deviation: beyond, they have no maximum and merely stopped growing
+SEPARATED = 30.0  # log odds per standard deviation: who needs more to fit has covariates that separate the hits
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,9 @@ def firth(covariates: Floats, hit: Floats, level: float) -> Estimate:
         covariates: Lesions x covariates, standardised; an intercept is added.
         hit: 0 or 1 per lesion.
         level: Coverage of the intervals.
+
+    Returns:
+        Log odds with their intervals; an end is NaN where the likelihood knows none within `SEPARATED`.
     """
     design = np.column_stack([np.ones(len(hit)), covariates])
     weights, best = fit_firth(design, hit)
@@ -104,20 +107,36 @@ def firth(covariates: Floats, hit: Floats, level: float) -> Estimate:
 
 
 def _profile(design: Floats, hit: Floats, place: int, maximum: Floats, floor: float) -> tuple[float, float]:
-    """Where the profile of one covariate falls to a floor, on both sides of its maximum."""
-    centre = float(maximum[place])
+    """Where the profile of one covariate falls to a floor on both sides of its maximum; NaN beyond `SEPARATED`.
 
-    def above(value: float) -> float:
-        likelihood = fit_firth(design, hit, {place: value}, maximum)[1]
-        return likelihood - floor if np.isfinite(likelihood) else -1.0  # far out the information is singular
+    Near separation the profile is flat, and the other covariates have several local maxima along it: on the way out
+    each point is climbed from several starts, the last point stretched and with every other covariate turned round;
+    between two points, from both.
+    """
 
-    ends: list[float] = []
-    for direction in (-1.0, 1.0):
-        reach = 0.5
-        while above(centre + direction * reach) > 0:
-            reach *= 2
-        ends.append(float(optimize.brentq(above, centre, centre + direction * reach, xtol=1e-8)))
-    return ends[0], ends[1]
+    def climbed(value: float, starts: Sequence[Floats]) -> tuple[Floats, float]:
+        found = [fit_firth(design, hit, {place: value}, start) for start in starts]
+        weights, likelihood = max(found, key=lambda one: one[1] if np.isfinite(one[1]) else -np.inf)
+        return weights, likelihood - floor if np.isfinite(likelihood) else -1.0  # far out the information is singular
+
+    others = [other for other in range(1, len(maximum)) if other != place]
+    turns = [np.where(np.arange(len(maximum)) == other, -1.0, 1.0) for other in others]
+
+    def crossing(inside: float, outside: float, starts: Sequence[Floats]) -> float:
+        return float(optimize.brentq(lambda value: climbed(value, starts)[1], inside, outside, xtol=1e-6))
+
+    def end(direction: float) -> float:
+        inside, near, reach = float(maximum[place]), maximum, 0.5
+        while abs(inside) < SEPARATED:
+            outside = direction * min(direction * inside + reach, SEPARATED)
+            far = near * (outside / inside if outside * inside > 0 else 1.0)
+            weights, above = climbed(outside, [maximum, near, far, *(turn * far for turn in turns)])
+            if above <= 0:
+                return crossing(inside, outside, [near, weights])
+            inside, near, reach = outside, weights, 2 * reach
+        return np.nan
+
+    return end(-1.0), end(1.0)
 
 
 def gee(covariates: Floats, hit: Floats, subjects: Floats, level: float) -> Estimate:
@@ -156,12 +175,20 @@ def gee(covariates: Floats, hit: Floats, subjects: Floats, level: float) -> Esti
         *("log_odds?", "log_odds_low?", "log_odds_high?", "detected_count", "lesion_total", "n_subjects"),
         *("status", "reason?"),
     ),
-    inputs=("lesion_detection",),
+    inputs=("lesion_detection", "ranked_method"),
+    queries={
+        "lesion": """
+            select d.*
+            from lesion_detection as d
+            join ranked_method as m using (method_id)
+            where m.kind = 'method'
+            order by m.position, d.subject_id, d.lesion_id""",
+    },
 )
 def determinant(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
-    """Both regressions for every method; covariates are standardised over the method's lesions."""
+    """Both regressions for every method, not for baselines; covariates are standardised over the method's lesions."""
     rows: list[tuple[object, ...]] = []
-    lesions = inputs["lesion_detection"].with_columns(**COLUMNS).sort("method_id", "subject_id", "lesion_id")
+    lesions = inputs["lesion"].with_columns(**COLUMNS)
     for part in lesions.partition_by("method_id", maintain_order=True):
         rows += _method_rows(part, protocol.parameters.interval_level)
     return determinant.table.frame(rows)
@@ -191,10 +218,18 @@ def _method_rows(lesions: pl.DataFrame, level: float) -> Iterator[tuple[object, 
             place = present.index(term)
             values = [float(part[place]) for part in (found.log_odds, found.low, found.high)]
             numbers = [None if np.isnan(value) else value for value in values]
-            status = "unavailable" if found.reason else "ok" if len(present) == len(TERMS) else "degraded"
-            lacking = [one.replace("_", " ") for one in TERMS if one not in present]
-            why = found.reason or (f"fitted without {' and '.join(lacking)}" if lacking else None)
+            status, why = _status(found, present, is_open=None in numbers)
             yield (method, name, term, *numbers, *counts, status, why)
+
+
+def _status(found: Estimate, present: Sequence[str], *, is_open: bool) -> tuple[str, str | None]:
+    """Status and reason of one covariate's row; an interval is open where the hits are nearly separated."""
+    if found.reason:
+        return "unavailable", found.reason
+    lacking = [term.replace("_", " ") for term in TERMS if term not in present]
+    reasons = [f"fitted without {' and '.join(lacking)}"] if lacking else []
+    reasons += [f"the interval has no end within {SEPARATED:g}: the covariates nearly separate the hits"] * is_open
+    return ("degraded", "; ".join(reasons)) if reasons else ("ok", None)
 
 
 def _unfit(counts: tuple[int, int, int], covariates: int) -> str | None:

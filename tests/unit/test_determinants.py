@@ -1,5 +1,6 @@
 """Firth's regression against closed forms and a general optimiser; the states of what cannot be fitted."""
 
+import itertools
 import math
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from expectations.protocol import protocol
-from transforms.determinants import TERMS, determinant, firth, fit_firth, gee, penalised_likelihood
+from transforms.determinants import TERMS, Estimate, determinant, firth, fit_firth, gee, penalised_likelihood
 from transforms.resampling import Floats
 
 Lesion = tuple[str, int, float, float | None, bool]
@@ -71,22 +72,45 @@ def test_under_separation_firth_stays_finite_and_the_equations_say_so() -> None:
     covariate = np.linspace(-1, 1, 20)[:, None]
     hit = (covariate[:, 0] > 0).astype(np.float64)
     estimate = firth(covariate, hit, 0.95)
-    assert np.isfinite([*estimate.log_odds, *estimate.low, *estimate.high]).all()
-    assert estimate.low[0] > 0
+    assert np.isfinite(estimate.log_odds).all() and 0 < estimate.low[0] < estimate.log_odds[0]
+    assert np.isnan(estimate.high[0])  # the data set no upper end
     silent = gee(covariate, hit, np.repeat(np.arange(5.0), 4), 0.95)
     assert np.isnan(silent.log_odds).all() and silent.reason
 
 
-@given(seed=st.integers(0, 10_000), lesions=st.integers(4, 40), share=st.sampled_from([0.1, 0.5, 0.9]))
-@settings(deadline=None, max_examples=40)
-def test_intervals_hold_the_estimate_whatever_the_lesions(seed: int, lesions: int, share: float) -> None:
+def assert_no_search_climbs_above_the_ends(covariates: Floats, hit: Floats, found: Estimate) -> None:
+    """At an end the profile is at its floor: no start of a search without gradients climbs above it there."""
+    design = np.column_stack([np.ones(len(hit)), covariates])
+    maximum, best = fit_firth(design, hit)
+    floor = best - stats.chi2.ppf(0.95, 1) / 2
+    for place, end in [(k + 1, e) for ends in (found.low, found.high) for k, e in enumerate(ends) if np.isfinite(e)]:
+        free = [k for k in range(len(maximum)) if k != place]
+
+        def loss(weights: Floats, free: list[int] = free, place: int = place, end: float = float(end)) -> float:
+            whole = np.zeros(len(maximum))
+            whole[free], whole[place] = weights, end
+            return -penalised_likelihood(design, hit, whole)[0]
+
+        highest = -np.inf
+        for scale, turn in itertools.product((1.0, end / maximum[place]), (1.0, -1.0)):
+            start = maximum[free] * abs(scale) * np.array([1.0] + [turn] * (len(free) - 1))
+            search = optimize.minimize(loss, start, method="Nelder-Mead", options={"maxiter": 600, "xatol": 1e-7})
+            highest = max(highest, -float(search.fun))
+        assert highest <= floor + 1e-4
+
+
+@pytest.mark.parametrize(
+    ("seed", "lesions", "share"), [(1, 12, 0.5), (2, 30, 0.1), (3, 40, 0.9), (29, 9, 0.1), (846, 8, 0.5)]
+)
+def test_ends_near_separation_are_those_of_a_wider_search(seed: int, lesions: int, share: float) -> None:
     generator = np.random.default_rng(seed)
     covariates = generator.normal(size=(lesions, 2)) * [1, 3]
     hit = (covariates[:, 0] + generator.normal(size=lesions) * 0.1 > np.quantile(covariates[:, 0], share)).astype(float)
-    if 0 < hit.sum() < lesions:
-        scaled = (covariates - covariates.mean(axis=0)) / covariates.std(axis=0)
-        found = firth(scaled, hit, 0.95)
-        assert (found.low < found.log_odds).all() and (found.log_odds < found.high).all()
+    assert 0 < hit.sum() < lesions
+    scaled = (covariates - covariates.mean(axis=0)) / covariates.std(axis=0)
+    found = firth(scaled, hit, 0.95)
+    assert not (found.low >= found.log_odds).any() and not (found.log_odds >= found.high).any()
+    assert_no_search_climbs_above_the_ends(scaled, hit, found)
 
 
 def frame(rows: list[Lesion]) -> pl.DataFrame:
@@ -110,7 +134,7 @@ def lesions(seed: int, contrast: bool = True, hits: bool | None = None) -> list[
 
 
 def by_covariate(rows: list[Lesion]) -> dict[tuple[str, str], dict[str, object]]:
-    result = determinant.compute(protocol(), {"lesion_detection": frame(rows)}).to_dicts()
+    result = determinant.compute(protocol(), {"lesion": frame(rows)}).to_dicts()
     return {(str(row["regression"]), str(row["covariate"])): row for row in result}
 
 
@@ -135,4 +159,4 @@ def test_what_cannot_be_fitted_is_a_state_with_a_reason() -> None:
         assert all(str(row["reason"]).startswith(counted) and row["log_odds"] is None for row in rows)
     few = by_covariate(lesions(1)[:3])
     assert {row["status"] for row in few.values()} == {"unavailable"}
-    assert determinant.compute(protocol(), {"lesion_detection": frame([])}).is_empty()
+    assert determinant.compute(protocol(), {"lesion": frame([])}).is_empty()

@@ -59,6 +59,13 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str, found: s
     assert str(caught.value).startswith(f"{file}: ") and found in str(caught.value)
 
 
+def test_a_file_must_begin_with_an_identifier(tmp_path: Path) -> None:
+    file = own(tmp_path, "it's_mine.sql")
+    with pytest.raises(BadMart) as caught:
+        hypotheses(tmp_path)
+    assert str(caught.value).startswith(f'{file}: "it\'s" is no identifier')
+
+
 def test_two_files_of_one_identifier_are_refused(tmp_path: Path) -> None:
     own(tmp_path, "H1_first.sql")
     own(tmp_path, "H1_second.sql")
