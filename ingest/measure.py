@@ -19,6 +19,7 @@ from ingest.measures import MEASURES, lesion_columns, stacked
 from ingest.nifti import read_header, read_labels, read_scores
 from ingest.plan import CheckTask, FileTask, Source, SubjectTask, Task
 from ingest.ranking import rank_voxels, score_histogram
+from ingest.shells import find_shells
 from ingest.slices import slice_scores
 from ingest.sweep import order_voxels, sweep
 from ingest.volumes import (
@@ -187,3 +188,4 @@ def warm_up() -> None:
     score_histogram(scores.ravel(), mask.ravel())
     critical_thresholds(scores.ravel(), mask.ravel(), [1])
     slice_scores(scores, brain, [mask], millimetre)
+    find_shells(label_reference(scores > 0.9, brain, 6), scores > 0.9, brain, millimetre, [1])

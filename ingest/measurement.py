@@ -5,7 +5,7 @@ Everything is read or computed once, and only when a table asks for it. Definiti
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -14,9 +14,10 @@ from scipy.ndimage import find_objects
 
 from expectations.protocol import Parameters
 from ingest.grid import Transform, map_nearest, round_trip
-from ingest.lesions import Connectivity, LabelledReference, label_reference
+from ingest.lesions import Connectivity, LabelledReference, label_reference, smallest_count
 from ingest.nifti import read_header
 from ingest.plan import Task
+from ingest.shells import Shell, find_shells
 from ingest.slices import SliceScores, slice_scores
 from ingest.sweep import Sweep, VisitingOrder, Workspace, order_voxels, sweep
 from ingest.volumes import (
@@ -207,9 +208,13 @@ class Measurement:
     @cached_property
     def box(self) -> Box:
         """Bounding box of the brain; one voxel where there is none."""
-        for rows, columns, slices in find_objects(self.volumes.brain.view(np.uint8)):
-            return rows, columns, slices
-        return slice(0, 1), slice(0, 1), slice(0, 1)
+        return _bounding_box(self.volumes.brain)
+
+    @property
+    def shells(self) -> list[Shell]:
+        """Canonical lesions above the floor in the brain, each with the shell around it."""
+        task = self.task
+        return subject_shells(SubjectKey.of(task.subject), task.voxel_size_mm, task.parameters.lesion_floor_mm3)
 
     @cached_property
     def sweeps(self) -> list[Mapping[Connectivity, Sweep]]:
@@ -236,6 +241,32 @@ class Measurement:
         )
         count = len(self.supports[0].references)
         return [_of_references(found, [0 if n == 0 else count, *range(1, count)]) for n in range(len(lesions))]
+
+
+@lru_cache(maxsize=1)
+def subject_shells(
+    inputs: SubjectKey, voxel_size_mm: tuple[float, float, float], lesion_floor_mm3: float
+) -> list[Shell]:
+    """6-connected lesions of a subject above the floor, with their shells; those of the last subject are kept.
+
+    No map changes them, and the methods of a subject come one after another.
+
+    Raises:
+        BadInput: Reference or brain is refused.
+    """
+    volumes = load_subject(inputs)
+    box = _bounding_box(volumes.brain)
+    reference, brain = volumes.reference[box], volumes.brain[box]
+    lesions = label_reference(reference, brain, 6)
+    above = lesions.sizes >= smallest_count(lesion_floor_mm3, float(np.prod(voxel_size_mm)))
+    return find_shells(lesions, reference, brain, voxel_size_mm, (np.flatnonzero(above) + 1).tolist())
+
+
+def _bounding_box(brain: Mask) -> Box:
+    """Bounding box of a brain; one voxel where there is none."""
+    for rows, columns, slices in find_objects(brain.view(np.uint8)):
+        return rows, columns, slices
+    return slice(0, 1), slice(0, 1), slice(0, 1)
 
 
 def _shifted(inner: Box, outer: Box) -> Box:

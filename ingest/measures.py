@@ -16,6 +16,7 @@ from ingest.gate import candidate_overlaps, overlap
 from ingest.lesions import Connectivity, LabelledReference, smallest_count
 from ingest.measurement import BOTH, Measurement
 from ingest.ranking import LEVELS, rank_voxels, score_histogram
+from ingest.shells import weigh_evidence
 from ingest.slices import rank_slices
 from ingest.sweep import LESION_FLOORS, POSTPROCESSES, Sweep
 
@@ -152,6 +153,17 @@ def lesion_match(measurement: Measurement) -> pl.DataFrame:
         "max_score": found.max_score.astype(np.float64)[:, None, None],
     }
     return frame_of(lake_tables()["lesion_match"], _named(measurement) | crossed(axes, values))
+
+
+def lesion_evidence(measurement: Measurement) -> pl.DataFrame:
+    """Each canonical lesion above the floor in the brain against the shell around it, by the unclipped scores."""
+    scores = measurement.supports[0].unclipped
+    rows: list[tuple[object, ...]] = []
+    for one in measurement.shells:
+        found = weigh_evidence(one, scores)
+        values = (found.auroc, found.average_precision, one.lesion.size, one.shell.size)
+        rows.append((*measurement.key, one.lesion_id, *values))
+    return lake_tables()["lesion_evidence"].frame(rows)
 
 
 def lesion(measurement: Measurement) -> pl.DataFrame:
@@ -301,6 +313,7 @@ MEASURES: dict[str, Callable[[Measurement], pl.DataFrame]] = {
     "lesion": lesion,
     "lesion_curve": lesion_curve,
     "lesion_match": lesion_match,
+    "lesion_evidence": lesion_evidence,
     "voxel_ranking": voxel_ranking,
     "score_histogram": score_histogram_frame,
     "critical_threshold": critical_threshold,

@@ -11,25 +11,6 @@ with point as (
     from subject_threshold
     where reference_id = 'canonical' and support_id = 'brain' and voxel_volume_id = 'true'
 ),
-above_floor as (
-    select s.split, l.subject_id, l.lesion_id, l.volume_mm3
-    from lesion as l
-    join cohort_subject as s on s.subject_id = l.subject_id and s.is_included
-    where l.method_id is null and l.lesion_definition_id = 'conn6_floor'
-),
--- small is below the first tertile of validation lesions; without any of these there are no classes of size
-limit_of_small as (
-    select quantile_cont(volume_mm3, 1 / 3) as size_limit_mm3
-    from above_floor
-    where split = 'validation'
-),
-sized as (
-    select subject_id, lesion_id, size_limit_mm3,
-        case when volume_mm3 < size_limit_mm3 then 'small' else 'not_small' end as size_class
-    from above_floor
-    cross join limit_of_small
-    where split = 'test' and size_limit_mm3 is not null
-),
 by_size as (
     select
         p.method_id, p.threshold_rule_id, p.budget_cm3, m.postprocess_id,
@@ -43,7 +24,8 @@ by_size as (
         any_value(l.size_limit_mm3) as size_limit_mm3
     from point as p
     join lesion_match as m using (method_id, subject_id, level)
-    join sized as l using (subject_id, lesion_id)
+    join lesion_size as l using (subject_id, lesion_id)
+    where l.size_class is not null
     group by p.method_id, p.threshold_rule_id, p.budget_cm3, m.postprocess_id, l.size_class
 ),
 of_any_size as (

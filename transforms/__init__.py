@@ -8,6 +8,7 @@ from transforms.determinants import determinant
 from transforms.diagnostics import diagnostic_power
 from transforms.gains import gain_interval
 from transforms.levels import dropped_level
+from transforms.local_contrast import local_contrast_interval
 from transforms.multiverse import replicate_level, replicate_statistic
 from transforms.selection import configuration_choice
 from transforms.slices import slice_auroc
@@ -31,6 +32,7 @@ TRANSFORMS: dict[str, Transform] = {
         configuration_contrast_estimate,
         configuration_choice,
         gain_interval,
+        local_contrast_interval,
         determinant,
         slice_auroc,
         diagnostic_power,

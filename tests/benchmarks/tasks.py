@@ -13,7 +13,7 @@ from expectations.tables import lake_tables
 from ingest.jobs import Job
 from ingest.lesions import Connectivity, label_reference
 from ingest.manifest import Failure
-from ingest.measurement import LesionsOfSupport, Measurement, Support
+from ingest.measurement import LesionsOfSupport, Measurement, Support, subject_shells
 from ingest.measures import MEASURES
 from ingest.plan import Task
 from ingest.run import Ingest
@@ -95,3 +95,4 @@ def part_of(task: Task, table: str) -> Part:
 def forget_subject() -> None:
     """Let the next task read reference and brain again, as the first of a subject does."""
     load_subject.cache_clear()
+    subject_shells.cache_clear()
