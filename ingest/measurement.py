@@ -10,7 +10,6 @@ from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.ndimage import find_objects
 
 from expectations.protocol import Parameters
 from ingest.grid import Transform, map_nearest, round_trip
@@ -264,9 +263,17 @@ def subject_shells(
 
 def _bounding_box(brain: Mask) -> Box:
     """Bounding box of a brain; one voxel where there is none."""
-    for rows, columns, slices in find_objects(brain.view(np.uint8)):
-        return rows, columns, slices
-    return slice(0, 1), slice(0, 1), slice(0, 1)
+    lines = brain.any(axis=2)
+    if not lines.any():
+        return slice(0, 1), slice(0, 1), slice(0, 1)
+    rows, columns = _extent(lines.any(axis=1)), _extent(lines.any(axis=0))
+    return rows, columns, _extent(brain[rows, columns].any(axis=(0, 1)))
+
+
+def _extent(is_occupied: Mask) -> slice:
+    """From the first place of a line that is occupied to the last."""
+    occupied = np.flatnonzero(is_occupied)
+    return slice(int(occupied[0]), int(occupied[-1]) + 1)
 
 
 def _shifted(inner: Box, outer: Box) -> Box:
