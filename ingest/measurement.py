@@ -263,16 +263,16 @@ def subject_shells(
 
 def _bounding_box(brain: Mask) -> Box:
     """Bounding box of a brain; one voxel where there is none."""
-    lines = brain.any(axis=2)
-    if not lines.any():
+    counts = np.count_nonzero(brain, axis=2)
+    if not counts.any():
         return slice(0, 1), slice(0, 1), slice(0, 1)
-    rows, columns = _extent(lines.any(axis=1)), _extent(lines.any(axis=0))
-    return rows, columns, _extent(brain[rows, columns].any(axis=(0, 1)))
+    rows, columns = _extent(counts.sum(axis=1)), _extent(counts.sum(axis=0))
+    return rows, columns, _extent(np.count_nonzero(brain[rows, columns], axis=(0, 1)))
 
 
-def _extent(is_occupied: Mask) -> slice:
-    """From the first place of a line that is occupied to the last."""
-    occupied = np.flatnonzero(is_occupied)
+def _extent(counts: NDArray[np.signedinteger]) -> slice:
+    """From the first place along an axis that holds a voxel to the last."""
+    occupied = np.flatnonzero(counts)
     return slice(int(occupied[0]), int(occupied[-1]) + 1)
 
 

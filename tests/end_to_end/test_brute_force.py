@@ -378,6 +378,22 @@ class Pair:
             "average_precision": float(sklearn_metrics.average_precision_score(positive, scores)),
         }
 
+    def evidence(self, lesion: Array) -> Row:
+        """Section 4. A lesion against the voxels of the brain outside the reference that are nearest of all."""
+        free = np.flatnonzero(self.subject.brain & ~self.subject.reference)
+        sides = np.rint(np.square(self.subject.spacing_mm) * 1e6).astype(np.int64)
+        places = [np.stack(np.unravel_index(voxels, self.shape), axis=1) for voxels in (free, lesion)]
+        squared = sum((np.subtract.outer(*(p[:, j] for p in places)) ** 2 * sides[j] for j in range(3)), start=0)
+        shell = free[np.argsort(np.min(squared, axis=1), kind="stable")[: len(lesion)]]
+        positive = np.arange(len(lesion) + len(shell)) < len(lesion)
+        scores = self.unclipped.ravel()[np.concatenate([lesion, shell])]
+        return {
+            "local_auroc": float(sklearn_metrics.roc_auc_score(positive, scores)),
+            "local_average_precision": float(sklearn_metrics.average_precision_score(positive, scores)),
+            "lesion_voxels": len(lesion),
+            "shell_voxels": len(shell),
+        }
+
     @remembered
     def slices(self, support: str) -> list[dict[str, Any]]:
         """Section 7. Every slice along axis 2 that holds support voxels."""
@@ -1555,6 +1571,16 @@ def test_lesion_matches(phantom: Side) -> None:
                 }
     key = "method_id, subject_id, lesion_id, postprocess_id, level"
     assert_same_rows(phantom.marts, f"from {CHECKED.format('lesion_match', '')}", key, expected)
+
+
+def test_lesion_evidence(phantom: Side) -> None:
+    expected: Rows = {
+        (pair.entry.method_id, pair.subject.subject_id, lesion): pair.evidence(voxels)
+        for pair in phantom.twin.study.pairs.values()
+        for lesion, voxels in pair.lesion_voxels("canonical", "brain", "conn6").items()
+        if len(voxels) * phantom.twin.study.voxel_mm3 >= phantom.twin.floor_mm3
+    }
+    assert_same_rows(phantom.marts, "lesion_evidence", "method_id, subject_id, lesion_id", expected)
 
 
 def test_slice_scores(phantom: Side) -> None:

@@ -565,6 +565,7 @@ NAMES = (
     "operating_interval",
     "gap_interval",
     "gain_interval",
+    "local_contrast_interval",
 )
 
 
