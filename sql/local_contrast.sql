@@ -9,7 +9,8 @@
 --   voxels as their lesions, so chance is one half; report this defect
 
 -- Canonical lesions above the floor in the brain, each counted once; the intervals resample subjects with all their
--- lesions. A class without a test lesion has no row. A lesion without a shell is left out of every mean, and counted.
+-- lesions, so lesions of a single subject have none. A class without a test lesion has no row. A lesion without a shell is
+-- left out of every mean, and counted.
 with long as (
     select
         e.method_id, e.subject_id, e.local_auroc, e.local_average_precision, e.lesion_voxels, e.shell_voxels,

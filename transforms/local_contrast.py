@@ -45,13 +45,16 @@ QUERIES = {
 def local_contrast_interval(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
     """Percentile intervals; `n_replicates` counts those that take a subject with a lesion of the class.
 
-    No rows without test subjects, or where no lesion was measured.
+    No row where the lesions of a class are all one subject's: how subjects differ is unknown then, and an interval of
+    no width would hide it. No rows without test subjects, or where no lesion was measured.
     """
     parameters = protocol.parameters
     resample = draw(inputs["test_subject"].height, parameters.contrast_replicates, parameters.seed)
     rows: list[tuple[object, ...]] = []
     for key, part in inputs["evidence"].group_by("method_id", "size_class", maintain_order=True):
         subject = numbers(part, "subject").astype(np.int64)
+        if len(np.unique(subject)) < 2:
+            continue
         means = np.stack([lesion_means(resample, subject, numbers(part, name)) for name in MEASURES])
         low, high, defined = interval(means[:, 1:], parameters.interval_level)
         ends = np.stack([low, high], axis=1).ravel()

@@ -147,6 +147,7 @@ def run_stages(stages: Stages, task: Task, store: PartStore) -> None:
     stages.run("own_mapped, round_trip", lambda: measurement.references)
     stages.run("supports", lambda: [(s.positive, s.clipped_inside) for s in measurement.supports])
     stages.run("label lesions", lambda: measurement.lesions)
+    stages.run("shells around lesions", lambda: measurement.shells)
     stages.run("passes (supports x connectivities)", lambda: measurement.sweeps)
     stages.run("slices", lambda: measurement.slices)
     frames: dict[str, pl.DataFrame] = {}
