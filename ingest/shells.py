@@ -7,6 +7,10 @@ as many voxels as the lesion, or fewer where the support has no more. Shells of 
 Distances are compared exactly: a squared distance is a whole number of square micrometres, since the square of each
 voxel side is rounded to one. In floating point, whether a voxel at (3, 4) sides is as near as one at (5, 0) sides would
 be a matter of rounding.
+
+That the shell leaves out the whole reference, other lesions and those below the floor too, and that it may lie anywhere
+in the brain, outside the field of view too (where a map scores 0), is our choice: the protocol asks for no more than an
+equal volume.
 """
 
 import math
@@ -121,7 +125,6 @@ def _nearest(free: Mask, voxels: NDArray[np.int32], weights: Weights) -> Places:
     """The free voxels nearest to a lesion, as many as it has itself: their places in the volume, ascending.
 
     There must be more free voxels than that.
-
 
     They are sought within a reach, in the lesion's box grown by that reach: a voxel outside that box differs from every
     voxel of the lesion by more than the reach along one axis. The reach grows until it holds enough.
