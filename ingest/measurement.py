@@ -10,13 +10,13 @@ from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.ndimage import find_objects
 
 from expectations.protocol import Parameters
 from ingest.grid import Transform, map_nearest, round_trip
 from ingest.lesions import Connectivity, LabelledReference, label_reference
 from ingest.nifti import read_header
 from ingest.plan import Task
+from ingest.regions import load_regions
 from ingest.slices import SliceScores, slice_scores
 from ingest.sweep import Sweep, VisitingOrder, Workspace, order_voxels, sweep
 from ingest.volumes import (
@@ -26,6 +26,7 @@ from ingest.volumes import (
     Scores,
     SubjectKey,
     SubjectVolumes,
+    brain_box,
     declared_transform,
     load_contrast,
     load_own_reference,
@@ -207,9 +208,12 @@ class Measurement:
     @cached_property
     def box(self) -> Box:
         """Bounding box of the brain; one voxel where there is none."""
-        for rows, columns, slices in find_objects(self.volumes.brain.view(np.uint8)):
-            return rows, columns, slices
-        return slice(0, 1), slice(0, 1), slice(0, 1)
+        return brain_box(self.volumes.brain)
+
+    @property
+    def regions(self) -> NDArray[np.int32]:
+        """For each voxel of the brain, 1-D, the 6-connected canonical lesion that it is nearest to."""
+        return load_regions(SubjectKey.of(self.task.subject), self.task.voxel_size_mm)
 
     @cached_property
     def sweeps(self) -> list[Mapping[Connectivity, Sweep]]:
@@ -233,6 +237,7 @@ class Measurement:
             list(self.voxel_volumes_mm3.values()),
             self.parameters.minimum_component_mm3,
             self.parameters.lesion_floor_mm3,
+            lists_components=connectivity == 6,
         )
         count = len(self.supports[0].references)
         return [_of_references(found, [0 if n == 0 else count, *range(1, count)]) for n in range(len(lesions))]

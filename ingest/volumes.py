@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.ndimage import find_objects
 
 from expectations.study import TransformTable
 from ingest.grid import Transform, field_of_view, map_linear, map_nearest, scaled
@@ -70,6 +71,13 @@ def load_reference(source: Source) -> Mask:
         BadInput: The file is refused.
     """
     return np.ascontiguousarray(read_labels(source.url, source.labels).mask)
+
+
+def brain_box(brain: Mask) -> Box:
+    """Bounding box of a brain; one voxel where there is none."""
+    for rows, columns, slices in find_objects(brain.view(np.uint8)):
+        return rows, columns, slices
+    return slice(0, 1), slice(0, 1), slice(0, 1)
 
 
 @dataclass(frozen=True)
