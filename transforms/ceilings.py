@@ -9,8 +9,9 @@ wherever that leaves no segment in part; `attained_dice` is what whole segments 
 not methods (protocol, section 9).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -20,88 +21,96 @@ from ingest.compiled import compiled
 from ingest.critical import exceeding_voxels
 from transforms.catalog import Inputs, declared
 from transforms.contrasts import entry_cte, nullable
-from transforms.replicates import SUBJECT_QUERY, numbers
-from transforms.resampling import Floats, Integers, Resample, divided, draw, exact, interval
+from transforms.replicates import SUBJECT_QUERY, numbers, voxel_volume
+from transforms.resampling import Flags, Floats, Integers, Resample, divided, draw, exact, interval
 
 
 @dataclass(frozen=True)
 class Segments:
-    """What can be taken: false and true positive voxels, each of shape (segments,)."""
+    """What can be taken: false and true positive voxels, each of shape (segments,).
 
+    Attributes:
+        line: Line of each segment. Those of one line, a curve's, can only be taken in order; precisions fall along it.
+        false_positive: Voxels outside the reference; likewise `true_positive` those inside, at least 1.
+        true_positive: See `false_positive`.
+    """
+
+    line: Integers
     false_positive: Integers
     true_positive: Integers
 
 
-@dataclass(frozen=True)
-class Ceiling:
-    """The best Dice within a budget.
-
-    Attributes:
-        dice: Upper bound of Dice.
-        false_positive: False positive voxels that it comes with, perhaps a part of the last segment's.
-        attained_dice: Dice that whole segments attain: the best choice lies between the two.
-    """
+class Ceiling(NamedTuple):
+    """The best Dice within a budget."""
 
     dice: float
+    """Upper bound of Dice."""
     false_positive: float
+    """False positive voxels that it comes with, perhaps a part of the last segment's."""
     attained_dice: float
+    """Dice that whole segments attain: the best choice lies between the two."""
 
 
 def ceiling_of(segments: Segments, reference: int, most_false_positive: int) -> Ceiling:
     """Bound the best Dice that some of the segments attain within a budget of false positives.
 
     Args:
-        segments: What can be taken; of several that stand in line (a curve's), precisions must fall along the line.
+        segments: What can be taken. Leave out beforehand what the budget does not hold by itself: the bound is tighter.
         reference: Reference voxels, at least 1.
         most_false_positive: False positive voxels of the budget.
 
     Returns:
         The ceiling; 0 where there is no segment.
     """
-    order = np.argsort(-_precision(segments), kind="stable")
-    false, true = (
-        np.concatenate([np.zeros(1, np.int64), np.cumsum(part[order])])
-        for part in (segments.false_positive, segments.true_positive)
-    )
-    whole = int(np.searchsorted(false, most_false_positive, side="right"))
-    dice = 2 * true[:whole] / (false[:whole] + true[:whole] + reference)
-    best = int(dice.argmax())
-    attained = Ceiling(float(dice[best]), float(false[best]), float(dice[best]))
-    if whole == false.size:
-        return attained
-    share = (most_false_positive - false[whole - 1]) / (false[whole] - false[whole - 1])
-    hits = true[whole - 1] + share * (true[whole] - true[whole - 1])
-    partly = float(2 * hits / (most_false_positive + hits + reference))
-    return attained if partly <= attained.dice else Ceiling(partly, float(most_false_positive), attained.dice)
+    false, true = segments.false_positive, segments.true_positive
+    order = np.argsort(-true / (false + true), kind="stable")
+    lines, line = np.unique(segments.line, return_inverse=True)
+    is_closed = np.zeros(lines.size, np.bool_)
+    return _take(line[order], false[order], true[order], reference, most_false_positive, is_closed)
 
 
-def _precision(segments: Segments) -> Floats:
-    return divided(segments.true_positive.astype(np.float64), segments.false_positive + segments.true_positive)
+@compiled
+def _take(line: Integers, false: Integers, true: Integers, reference: int, most: int, is_closed: Flags) -> Ceiling:
+    """Take segments by falling precision as long as Dice rises; the first that does not fit bounds it, taken in part.
+
+    It closes its line, and whole segments of the other lines fill what is left of the budget.
+    """
+    spent, hits, bound = 0, 0, -1.0
+    for index in range(line.size):
+        if true[index] * (hits + spent + reference) <= hits * (true[index] + false[index]):
+            break
+        if is_closed[line[index]]:
+            continue
+        if spent + false[index] <= most:
+            spent += false[index]
+            hits += true[index]
+        else:
+            is_closed[line[index]] = True
+            if bound < 0:
+                part = hits + true[index] * ((most - spent) / false[index])
+                bound = 2 * part / (most + part + reference)
+    attained = 2 * hits / (hits + spent + reference)
+    return Ceiling(attained, float(spent), attained) if bound < 0 else Ceiling(bound, float(most), attained)
 
 
-def region_segments(region: Integers, curve: Segments) -> tuple[Integers, Segments]:
-    """Steps of the concave envelopes of some regions' curves.
+def envelope_steps(curves: Segments) -> Segments:
+    """Steps of the concave envelopes of some curves.
 
     Args:
-        region: Region of each point, those of one region together.
-        curve: False and true positive voxels of each point, by falling level, so that neither falls along a region.
+        curves: False and true positive voxels of each point, from nothing predicted on; the points of one curve (line)
+            together and by falling level, so that neither count falls along it.
 
     Returns:
-        Region of each step, and the steps; every curve starts from nothing predicted. None for a region without a true
-        positive.
+        The steps, of falling precision along each curve; none where a curve has no true positive.
     """
-    return _envelope_steps(region, curve.false_positive, curve.true_positive)
-
-
-def _envelope_steps(region: Integers, false: Integers, true: Integers) -> tuple[Integers, Segments]:
-    of, falses, trues = np.empty_like(region), np.empty_like(false), np.empty_like(true)
-    count = _walk_curves(region, false, true, of, falses, trues)
-    return of[:count], Segments(falses[:count], trues[:count])
+    blank = [np.empty(curves.line.size, np.int64) for _ in range(3)]
+    count = _walk_curves(curves.line, curves.false_positive, curves.true_positive, blank[0], blank[1], blank[2])
+    return Segments(blank[0][:count], blank[1][:count], blank[2][:count])
 
 
 @compiled
 def _walk_curves(
-    region: Integers, false: Integers, true: Integers, of: Integers, falses: Integers, trues: Integers
+    line: Integers, false: Integers, true: Integers, lines: Integers, falses: Integers, trues: Integers
 ) -> int:
     """Write the steps of every envelope; their number.
 
@@ -109,27 +118,26 @@ def _walk_curves(
     doi:10.1016/0020-0190(79)90072-3).
     """
     count, first, last_false, last_true = 0, 0, 0, 0
-    for point in range(region.size):
-        if point == 0 or region[point] != region[point - 1]:
+    for point in range(line.size):
+        if point == 0 or line[point] != line[point - 1]:
             first, last_false, last_true = count, 0, 0
         step_false, step_true = false[point] - last_false, true[point] - last_true
-        if step_true == 0:
-            continue
-        last_false, last_true = false[point], true[point]
-        while count > first and trues[count - 1] * step_false <= step_true * falses[count - 1]:
-            count -= 1
-            step_false += falses[count]
-            step_true += trues[count]
-        of[count], falses[count], trues[count] = region[point], step_false, step_true
-        count += 1
+        if step_true > 0:
+            last_false, last_true = false[point], true[point]
+            while count > first and trues[count - 1] * step_false <= step_true * falses[count - 1]:
+                count -= 1
+                step_false += falses[count]
+                step_true += trues[count]
+            lines[count], falses[count], trues[count] = line[point], step_false, step_true
+            count += 1
     return count
 
 
+COUNTS = ("line", "false_positive", "true_positive")
 POINT = """
     point as (
-        select o.method_id, o.subject_id, o.budget_cm3, o.level, o.true_positive_voxels, o.reference_voxels, s.voxel_mm3
+        select o.method_id, o.subject_id, o.budget_cm3, o.level, o.true_positive_voxels, o.reference_voxels
         from operating_subject as o
-        join cohort_subject as s using (subject_id)
         where o.threshold_rule_id = 'validation' and o.postprocess_id = 'plain' and o.reference_voxels > 0
     )"""
 
@@ -158,14 +166,14 @@ POINT = """
         "region": f"""
             with {entry_cte("true")}
             select
-                r.subject_id, dense_rank() over (order by r.subject_id, r.lesion_id)::bigint as region,
+                r.subject_id, dense_rank() over (order by r.subject_id, r.lesion_id)::bigint as line,
                 (r.region_predicted_voxels - r.overlap_voxels)::bigint as false_positive,
                 r.overlap_voxels::bigint as true_positive
             from region_curve as r
             join entry as e using (method_id)
             join test_subject as t using (subject_id)
             where e.entry = $value
-            order by region, r.level desc""",
+            order by line, r.level desc""",
         "component": f"""
             with {entry_cte("true")}, {POINT}
             select
@@ -175,62 +183,69 @@ POINT = """
             from point as p
             join entry as e using (method_id)
             join component_overlap as c using (method_id, subject_id, level)
-            where e.entry = $value""",
+            where e.entry = $value
+            order by all""",
     },
 )
 def segment_ceiling(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
-    """Both ceilings, method by method: the regions of one at a time."""
+    """Both ceilings, method by method: the regions of one at a time.
+
+    A component that breaks the budget by itself, and so a region's curve from where it does, is left out.
+    """
     del protocol
     rows: list[tuple[object, ...]] = []
+    voxel_mm3 = voxel_volume(inputs["cohort_subject"])
     points = inputs["point"].partition_by("method_id", as_dict=True)
     for method, place in inputs["entry"].select("method_id", "entry").iter_rows():
-        if (method,) in points:
-            regions = _segments_of_regions(inputs[f"region:{place}"])
-            components = _segments_of_components(inputs[f"component:{place}"])
-            rows += _method_rows(points[(method,)], regions, components)
+        regions, components = inputs[f"region:{place}"], inputs[f"component:{place}"]
+        for part in points[(method,)].partition_by("budget_cm3") if (method,) in points else ():
+            budget = float(part.item(0, "budget_cm3"))
+            most = exceeding_voxels(budget, voxel_mm3) - 1
+            found = _steps(regions, most) if regions.height else {}
+            chosen = _choices(components.filter(pl.col("budget_cm3") == budget), most)
+            rows += _rows(part, {"lesion_threshold": found, "component_selection": chosen}, most, voxel_mm3)
     return segment_ceiling.table.frame(rows)
 
 
-def _segments_of_regions(points: pl.DataFrame) -> dict[str, Segments]:
-    """Steps of all regions of each subject."""
-    of, steps = region_segments(numbers(points, "region"), _segments(points))
-    subjects = points.select("subject_id", "region").unique("region", maintain_order=True)
-    columns = {"region": of, "false_positive": steps.false_positive, "true_positive": steps.true_positive}
-    found = pl.DataFrame(columns).join(subjects, on="region")
-    # a subject whose regions hold no true positive has no step, but is measured
-    nothing = Segments(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    parts = {str(subject): nothing for subject in subjects.get_column("subject_id").unique().to_list()}
-    return parts | {str(k[0]): _segments(part) for k, part in found.partition_by("subject_id", as_dict=True).items()}
+def _steps(points: pl.DataFrame, most: int) -> dict[str, Segments]:
+    """Steps of all regions of each subject that has any point, within the budget."""
+    steps = envelope_steps(_segments(points.filter(pl.col("false_positive") <= most)))
+    lines = points.select("subject_id", "line").unique(maintain_order=True)
+    frame = pl.DataFrame({name: getattr(steps, name) for name in COUNTS})
+    return _by_subject(lines.join(frame, on="line", how="left", maintain_order="left"))
 
 
-def _segments_of_components(rows: pl.DataFrame) -> dict[tuple[object, ...], Segments]:
-    """Components of each subject and budget."""
-    parts = rows.partition_by("subject_id", "budget_cm3", as_dict=True)
-    return {key: _segments(part, numbers(part, "component_count").astype(np.int64)) for key, part in parts.items()}
+def _choices(components: pl.DataFrame, most: int) -> dict[str, Segments]:
+    """Components of each subject that has any, within the budget: each a line of its own."""
+    names = ("subject_id", "false_positive", "true_positive")
+    each = components.select(pl.col(names).repeat_by("component_count")).explode(names)
+    fits = pl.when(pl.col("false_positive") <= most)
+    return _by_subject(each.with_row_index("line").with_columns(fits.then(pl.col(name)).alias(name) for name in COUNTS))
 
 
-def _segments(rows: pl.DataFrame, repeats: Integers | int = 1) -> Segments:
-    return Segments(*(np.repeat(numbers(rows, name), repeats) for name in ("false_positive", "true_positive")))
+def _by_subject(rows: pl.DataFrame) -> dict[str, Segments]:
+    """Segments of each subject; a row of nulls is no segment, but says that there is something to take from."""
+    parts = rows.partition_by("subject_id", as_dict=True)
+    return {str(key[0]): _segments(part.drop_nulls(COUNTS)) for key, part in parts.items()}
 
 
-def _method_rows(
-    points: pl.DataFrame, regions: dict[str, Segments], components: dict[tuple[object, ...], Segments]
+def _segments(rows: pl.DataFrame) -> Segments:
+    return Segments(*(numbers(rows, name).astype(np.int64) for name in COUNTS))
+
+
+def _rows(
+    points: pl.DataFrame, found: Mapping[str, Mapping[str, Segments]], most: int, voxel_mm3: float
 ) -> Iterator[tuple[object, ...]]:
-    nothing = Segments(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    """Rows of one method and budget; none of a subject of whom something is predicted that the segments do not show."""
+    predicted = {"lesion_threshold": "most_predicted_voxels", "component_selection": "true_positive_voxels"}
+    nothing = _segments(pl.DataFrame(schema=dict.fromkeys(COUNTS, pl.Int64)))
     for point in points.iter_rows(named=True):
-        subject, budget = point["subject_id"], point["budget_cm3"]
-        found = {
-            "lesion_threshold": regions.get(subject, None if point["most_predicted_voxels"] else nothing),
-            "component_selection": components.get(
-                (subject, budget), None if point["true_positive_voxels"] else nothing
-            ),
-        }
-        most = exceeding_voxels(budget, point["voxel_mm3"]) - 1
-        for ceiling_id, segments in found.items():
+        for ceiling_id, of_subject in found.items():
+            segments = of_subject.get(point["subject_id"], None if point[predicted[ceiling_id]] else nothing)
             if segments is not None:
                 best = ceiling_of(segments, point["reference_voxels"], most)
-                burden = best.false_positive * point["voxel_mm3"] / 1000
-                yield point["method_id"], subject, budget, ceiling_id, best.dice, best.attained_dice, burden
+                key = (point["method_id"], point["subject_id"], point["budget_cm3"], ceiling_id)
+                yield *key, best.dice, best.attained_dice, best.false_positive * voxel_mm3 / 1000
 
 
 @declared(
