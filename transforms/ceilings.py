@@ -21,7 +21,7 @@ from ingest.compiled import compiled
 from ingest.critical import exceeding_voxels
 from transforms.catalog import Inputs, declared
 from transforms.contrasts import entry_cte, nullable
-from transforms.replicates import SUBJECT_QUERY, numbers, voxel_volume
+from transforms.replicates import SUBJECT_QUERY, TEST_SUBJECT, numbers, voxel_volume
 from transforms.resampling import Flags, Floats, Integers, Resample, divided, draw, exact, interval
 
 
@@ -38,6 +38,16 @@ class Segments:
     line: Integers
     false_positive: Integers
     true_positive: Integers
+
+    def part(self, chosen: slice | Flags) -> "Segments":
+        """Some of the segments."""
+        return Segments(self.line[chosen], self.false_positive[chosen], self.true_positive[chosen])
+
+    @staticmethod
+    def of(rows: pl.DataFrame) -> "Segments":
+        """From columns of the same names."""
+        names = ("line", "false_positive", "true_positive")
+        return Segments(*(numbers(rows, name).astype(np.int64) for name in names))
 
 
 class Ceiling(NamedTuple):
@@ -64,8 +74,8 @@ def ceiling_of(segments: Segments, reference: int, most_false_positive: int) -> 
     """
     false, true = segments.false_positive, segments.true_positive
     order = np.argsort(-true / (false + true), kind="stable")
-    lines, line = np.unique(segments.line, return_inverse=True)
-    is_closed = np.zeros(lines.size, np.bool_)
+    line = np.unique(segments.line, return_inverse=True)[1].astype(np.int64)
+    is_closed = np.zeros(line.size, np.bool_)
     return _take(line[order], false[order], true[order], reference, most_false_positive, is_closed)
 
 
@@ -133,7 +143,9 @@ def _walk_curves(
     return count
 
 
-COUNTS = ("line", "false_positive", "true_positive")
+LESION_BITS = 32
+"""A line of a region is its subject's number, moved by so many bits, and its lesion's."""
+
 POINT = """
     point as (
         select o.method_id, o.subject_id, o.budget_cm3, o.level, o.true_positive_voxels, o.reference_voxels
@@ -156,9 +168,10 @@ POINT = """
     queries={
         "entry": f"with {entry_cte('true')} from entry order by entry",
         "point": f"""
-            with {POINT}
-            select p.*, c.predicted_voxels as most_predicted_voxels
+            with {TEST_SUBJECT}, {POINT}
+            select p.*, t.subject::bigint as subject, c.predicted_voxels as most_predicted_voxels
             from point as p
+            join test_subject as t using (subject_id)
             join threshold_curve as c using (method_id, subject_id)
             where c.reference_id = 'canonical' and c.support_id = 'brain' and c.voxel_volume_id = 'true'
                 and c.postprocess_id = 'plain' and c.level = 0
@@ -166,7 +179,7 @@ POINT = """
         "region": f"""
             with {entry_cte("true")}
             select
-                r.subject_id, dense_rank() over (order by r.subject_id, r.lesion_id)::bigint as line,
+                (t.subject::bigint << {LESION_BITS}) + r.lesion_id as line,
                 (r.region_predicted_voxels - r.overlap_voxels)::bigint as false_positive,
                 r.overlap_voxels::bigint as true_positive
             from region_curve as r
@@ -177,11 +190,12 @@ POINT = """
         "component": f"""
             with {entry_cte("true")}, {POINT}
             select
-                p.subject_id, p.budget_cm3, c.component_count,
+                t.subject::bigint as subject, p.budget_cm3, c.component_count,
                 (c.component_voxels - c.component_true_positive_voxels)::bigint as false_positive,
                 c.component_true_positive_voxels::bigint as true_positive
             from point as p
             join entry as e using (method_id)
+            join test_subject as t using (subject_id)
             join component_overlap as c using (method_id, subject_id, level)
             where e.entry = $value
             order by all""",
@@ -197,51 +211,51 @@ def segment_ceiling(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
     voxel_mm3 = voxel_volume(inputs["cohort_subject"])
     points = inputs["point"].partition_by("method_id", as_dict=True)
     for method, place in inputs["entry"].select("method_id", "entry").iter_rows():
-        regions, components = inputs[f"region:{place}"], inputs[f"component:{place}"]
+        regions, components = Segments.of(inputs[f"region:{place}"]), inputs[f"component:{place}"]
         for part in points[(method,)].partition_by("budget_cm3") if (method,) in points else ():
             budget = float(part.item(0, "budget_cm3"))
             most = exceeding_voxels(budget, voxel_mm3) - 1
-            found = _steps(regions, most) if regions.height else {}
-            chosen = _choices(components.filter(pl.col("budget_cm3") == budget), most)
-            rows += _rows(part, {"lesion_threshold": found, "component_selection": chosen}, most, voxel_mm3)
+            found = {
+                "lesion_threshold": _steps(regions, most),
+                "component_selection": _choices(components.filter(pl.col("budget_cm3") == budget), most),
+            }
+            rows += _rows(part, found, most, voxel_mm3)
     return segment_ceiling.table.frame(rows)
 
 
-def _steps(points: pl.DataFrame, most: int) -> dict[str, Segments]:
+def _steps(curves: Segments, most: int) -> dict[int, Segments]:
     """Steps of all regions of each subject that has any point, within the budget."""
-    steps = envelope_steps(_segments(points.filter(pl.col("false_positive") <= most)))
-    lines = points.select("subject_id", "line").unique(maintain_order=True)
-    frame = pl.DataFrame({name: getattr(steps, name) for name in COUNTS})
-    return _by_subject(lines.join(frame, on="line", how="left", maintain_order="left"))
+    steps = envelope_steps(curves.part(curves.false_positive <= most))
+    return _by_subject(steps.line >> LESION_BITS, steps, curves.line >> LESION_BITS)
 
 
-def _choices(components: pl.DataFrame, most: int) -> dict[str, Segments]:
+def _choices(rows: pl.DataFrame, most: int) -> dict[int, Segments]:
     """Components of each subject that has any, within the budget: each a line of its own."""
-    names = ("subject_id", "false_positive", "true_positive")
-    each = components.select(pl.col(names).repeat_by("component_count")).explode(names)
-    fits = pl.when(pl.col("false_positive") <= most)
-    return _by_subject(each.with_row_index("line").with_columns(fits.then(pl.col(name)).alias(name) for name in COUNTS))
+    count = numbers(rows, "component_count").astype(np.int64)
+    subject, false, true = (
+        np.repeat(numbers(rows, name), count) for name in ("subject", "false_positive", "true_positive")
+    )
+    fits = false <= most
+    return _by_subject(subject[fits], Segments(np.arange(false.size), false, true).part(fits), subject)
 
 
-def _by_subject(rows: pl.DataFrame) -> dict[str, Segments]:
-    """Segments of each subject; a row of nulls is no segment, but says that there is something to take from."""
-    parts = rows.partition_by("subject_id", as_dict=True)
-    return {str(key[0]): _segments(part.drop_nulls(COUNTS)) for key, part in parts.items()}
-
-
-def _segments(rows: pl.DataFrame) -> Segments:
-    return Segments(*(numbers(rows, name).astype(np.int64) for name in COUNTS))
+def _by_subject(subject: Integers, segments: Segments, measured: Integers) -> dict[int, Segments]:
+    """The segments of each subject that is measured, perhaps none; subjects ascend."""
+    subjects = np.unique(measured)
+    ends = zip(np.searchsorted(subject, subjects), np.searchsorted(subject, subjects, side="right"), strict=True)
+    return {int(one): segments.part(slice(*end)) for one, end in zip(subjects, ends, strict=True)}
 
 
 def _rows(
-    points: pl.DataFrame, found: Mapping[str, Mapping[str, Segments]], most: int, voxel_mm3: float
+    points: pl.DataFrame, found: Mapping[str, Mapping[int, Segments]], most: int, voxel_mm3: float
 ) -> Iterator[tuple[object, ...]]:
     """Rows of one method and budget; none of a subject of whom something is predicted that the segments do not show."""
     predicted = {"lesion_threshold": "most_predicted_voxels", "component_selection": "true_positive_voxels"}
-    nothing = _segments(pl.DataFrame(schema=dict.fromkeys(COUNTS, pl.Int64)))
+    blank = np.zeros(0, np.int64)
+    nothing = Segments(blank, blank, blank)
     for point in points.iter_rows(named=True):
         for ceiling_id, of_subject in found.items():
-            segments = of_subject.get(point["subject_id"], None if point[predicted[ceiling_id]] else nothing)
+            segments = of_subject.get(point["subject"], None if point[predicted[ceiling_id]] else nothing)
             if segments is not None:
                 best = ceiling_of(segments, point["reference_voxels"], most)
                 key = (point["method_id"], point["subject_id"], point["budget_cm3"], ceiling_id)
@@ -267,17 +281,21 @@ def ceiling_interval(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
     """Percentile intervals of paired gains; `n_replicates` counts those that hold a subject with a reference."""
     parameters, subjects = protocol.parameters, inputs["test_subject"]
     resample = draw(subjects.height, parameters.contrast_replicates, parameters.seed)
-    rows: list[tuple[object, ...]] = []
     parts = inputs["gain"].join(subjects, on="subject_id").sort("method_id", "budget_cm3", "ceiling_id", "subject")
-    for key, part in parts.partition_by("method_id", "budget_cm3", "ceiling_id", as_dict=True).items():
-        gains = np.full(subjects.height, np.nan)
-        gains[numbers(part, "subject")] = numbers(part, "gain")
-        low, high, defined = interval(_means(resample, gains)[None, 1:], parameters.interval_level)
-        rows.append((*key, *nullable(low), *nullable(high), int(defined[0])))
-    return ceiling_interval.table.frame(rows)
+    keys = parts.select("method_id", "budget_cm3", "ceiling_id").unique(maintain_order=True).with_row_index("series")
+    parts = parts.join(keys, on=["method_id", "budget_cm3", "ceiling_id"])
+    gains = np.full((keys.height, subjects.height), np.nan)
+    gains[numbers(parts, "series"), numbers(parts, "subject")] = numbers(parts, "gain")
+    low, high, defined = interval(_means(resample, gains)[:, 1:], parameters.interval_level)
+    ends = zip(keys.drop("series").iter_rows(), nullable(low), nullable(high), defined.tolist(), strict=True)
+    return ceiling_interval.table.frame([(*key, *end) for key, *end in ends])
 
 
 def _means(resample: Resample, values: Floats) -> Floats:
-    """Mean over the subjects whose value is not NaN, by replicate."""
-    inside = resample.among(~np.isnan(values))
-    return divided(inside.sums(exact(values[~np.isnan(values)], inside.shape[1])), inside.sizes)
+    """Mean of each series over the subjects whose value is not NaN, series x replicates."""
+    means = np.empty((len(values), len(resample.counts)))
+    masks, mask_of = np.unique(~np.isnan(values), axis=0, return_inverse=True)
+    for place, mask in enumerate(masks):  # most often one: that of the subjects with a reference
+        inside, chosen = resample.among(mask), mask_of.ravel() == place
+        means[chosen] = divided(inside.sums(exact(values[chosen][:, mask], inside.shape[1])), inside.sizes)
+    return means

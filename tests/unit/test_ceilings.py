@@ -146,6 +146,7 @@ def test_rows_of_a_subject_by_hand_and_none_where_segments_are_missing() -> None
         {
             "method_id": ["a"] * 3,
             "subject_id": ["late", "s", "void"],
+            "subject": [0, 1, 2],
             "budget_cm3": [0.02] * 3,
             "true_positive_voxels": [5, 60, 0],
             "reference_voxels": [100, 100, 100],
@@ -154,7 +155,7 @@ def test_rows_of_a_subject_by_hand_and_none_where_segments_are_missing() -> None
     )
     components = frame(
         {
-            "subject_id": ["s", "s", "s"],
+            "subject": [1, 1, 1],
             "budget_cm3": [0.02] * 3,
             "component_count": [2, 1, 1],
             "false_positive": [0, 10, 30],
@@ -163,8 +164,7 @@ def test_rows_of_a_subject_by_hand_and_none_where_segments_are_missing() -> None
     )
     regions = frame(
         {
-            "subject_id": ["s"] * 4,
-            "line": [1, 1, 2, 2],
+            "line": [2**32 + 1, 2**32 + 1, 2**32 + 2, 2**32 + 2],
             "false_positive": [4, 30, 6, 40],
             "true_positive": [20, 40, 10, 60],
         }
@@ -183,6 +183,7 @@ def test_subjects_whose_regions_all_break_the_budget_are_measured() -> None:
         {
             "method_id": ["a"],
             "subject_id": ["s"],
+            "subject": [0],
             "budget_cm3": [0.02],
             "true_positive_voxels": [0],
             "reference_voxels": [100],
@@ -190,10 +191,8 @@ def test_subjects_whose_regions_all_break_the_budget_are_measured() -> None:
         }
     )
     counts = ("component_count", "false_positive", "true_positive")
-    nothing = pl.DataFrame(
-        schema={"subject_id": pl.String, "budget_cm3": pl.Float64, **dict.fromkeys(counts, pl.Int64)}
-    )
-    region = frame({"subject_id": ["s"], "line": [1], "false_positive": [40], "true_positive": [10]})
+    nothing = pl.DataFrame(schema={"subject": pl.Int64, "budget_cm3": pl.Float64, **dict.fromkeys(counts, pl.Int64)})
+    region = frame({"line": [1], "false_positive": [40], "true_positive": [10]})
     names = [row[3:] for row in bounds(nothing, region, points)]
     assert names == [("lesion_threshold", 0.0, 0.0, 0.0), ("component_selection", 0.0, 0.0, 0.0)]
 
