@@ -4,8 +4,8 @@ Regions divide the support, so thresholds of their own per lesion are thresholds
 predicted of a region is its lesion's affair, true positives and false positives alike (protocol, section 9).
 
 Distances are exact, axis by axis as lower envelopes of parabolas that carry the lesion they come from (Felzenszwalb and
-Huttenlocher 2012, doi:10.4086/toc.2012.v008a019). The one of SciPy takes two and a half times as long and twice the
-memory, since it keeps three coordinates of the nearest voxel.
+Huttenlocher 2012, doi:10.4086/toc.2012.v008a019). SciPy's transform takes about twice as long here, and keeps three
+coordinates of the nearest voxel where this keeps a label and a distance.
 """
 
 from functools import lru_cache
