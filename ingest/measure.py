@@ -18,7 +18,8 @@ from ingest.measurement import BOTH, Measurement
 from ingest.measures import MEASURES, lesion_columns, stacked
 from ingest.nifti import read_header, read_labels, read_scores
 from ingest.plan import CheckTask, FileTask, Source, SubjectTask, Task
-from ingest.ranking import rank_voxels, score_histogram
+from ingest.ranking import level_counts, rank_voxels, score_histogram
+from ingest.regions import nearest_lesion
 from ingest.shells import find_shells
 from ingest.slices import slice_scores
 from ingest.sweep import order_voxels, sweep
@@ -184,6 +185,9 @@ def warm_up() -> None:
     for connectivity in BOTH:
         lesions = [label_reference(mask, brain, connectivity)]
         sweep(order_voxels(scores, brain), lesions, connectivity, [1.0], 1.0, 1.0)
+    apart = np.zeros(shape, np.bool_)
+    apart[0], apart[-1] = True, True
+    level_counts(scores.ravel(), nearest_lesion(label_reference(apart, brain, 6), brain, millimetre), 2)
     rank_voxels(scores.ravel(), mask.ravel())
     score_histogram(scores.ravel(), mask.ravel())
     critical_thresholds(scores.ravel(), mask.ravel(), [1])

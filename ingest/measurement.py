@@ -16,6 +16,7 @@ from ingest.grid import Transform, map_nearest, round_trip
 from ingest.lesions import Connectivity, LabelledReference, label_reference, smallest_count
 from ingest.nifti import read_header
 from ingest.plan import Task
+from ingest.regions import load_regions
 from ingest.shells import Shell, find_shells
 from ingest.slices import SliceScores, slice_scores
 from ingest.sweep import Sweep, VisitingOrder, Workspace, order_voxels, sweep
@@ -26,6 +27,7 @@ from ingest.volumes import (
     Scores,
     SubjectKey,
     SubjectVolumes,
+    brain_box,
     declared_transform,
     load_contrast,
     load_own_reference,
@@ -207,13 +209,18 @@ class Measurement:
     @cached_property
     def box(self) -> Box:
         """Bounding box of the brain; one voxel where there is none."""
-        return _bounding_box(self.volumes.brain)
+        return brain_box(self.volumes.brain)
 
     @property
     def shells(self) -> list[Shell]:
         """Canonical lesions above the floor in the brain, each with the shell around it."""
         task = self.task
         return subject_shells(SubjectKey.of(task.subject), task.voxel_size_mm, task.parameters.lesion_floor_mm3)
+
+    @property
+    def regions(self) -> NDArray[np.int32]:
+        """For each voxel of the brain, 1-D, the 6-connected canonical lesion that it is nearest to."""
+        return load_regions(SubjectKey.of(self.task.subject), self.task.voxel_size_mm)
 
     @cached_property
     def sweeps(self) -> list[Mapping[Connectivity, Sweep]]:
@@ -237,6 +244,7 @@ class Measurement:
             list(self.voxel_volumes_mm3.values()),
             self.parameters.minimum_component_mm3,
             self.parameters.lesion_floor_mm3,
+            lists_components=connectivity == 6,
         )
         count = len(self.supports[0].references)
         return [_of_references(found, [0 if n == 0 else count, *range(1, count)]) for n in range(len(lesions))]
@@ -254,26 +262,11 @@ def subject_shells(
         BadInput: Reference or brain is refused.
     """
     volumes = load_subject(inputs)
-    box = _bounding_box(volumes.brain)
+    box = brain_box(volumes.brain)
     reference, brain = volumes.reference[box], volumes.brain[box]
     lesions = label_reference(reference, brain, 6)
     above = lesions.sizes >= smallest_count(lesion_floor_mm3, float(np.prod(voxel_size_mm)))
     return find_shells(lesions, reference, brain, voxel_size_mm, (np.flatnonzero(above) + 1).tolist())
-
-
-def _bounding_box(brain: Mask) -> Box:
-    """Bounding box of a brain; one voxel where there is none."""
-    counts = np.count_nonzero(brain, axis=2)
-    if not counts.any():
-        return slice(0, 1), slice(0, 1), slice(0, 1)
-    rows, columns = _extent(counts.sum(axis=1)), _extent(counts.sum(axis=0))
-    return rows, columns, _extent(np.count_nonzero(brain[rows, columns], axis=(0, 1)))
-
-
-def _extent(counts: NDArray[np.signedinteger]) -> slice:
-    """From the first place along an axis that holds a voxel to the last."""
-    occupied = np.flatnonzero(counts)
-    return slice(int(occupied[0]), int(occupied[-1]) + 1)
 
 
 def _shifted(inner: Box, outer: Box) -> Box:

@@ -15,7 +15,7 @@ from ingest.critical import critical_thresholds, exceeding_voxels
 from ingest.gate import candidate_overlaps, overlap
 from ingest.lesions import Connectivity, LabelledReference, smallest_count
 from ingest.measurement import BOTH, Measurement
-from ingest.ranking import LEVELS, rank_voxels, score_histogram
+from ingest.ranking import LEVELS, level_counts, rank_voxels, score_histogram
 from ingest.shells import weigh_evidence
 from ingest.slices import rank_slices
 from ingest.sweep import LESION_FLOORS, POSTPROCESSES, Sweep
@@ -166,6 +166,29 @@ def lesion_evidence(measurement: Measurement) -> pl.DataFrame:
     return lake_tables()["lesion_evidence"].frame(rows)
 
 
+def region_curve(measurement: Measurement) -> pl.DataFrame:
+    """Predicted voxels of each canonical lesion and its region in the brain, at the levels where there are any."""
+    table, lesions = lake_tables()["region_curve"], measurement.lesions[0][6]["canonical"]
+    support, count = measurement.supports[0], lesions.sizes.size
+    if count == 0:
+        return table.frame()
+    predicted = level_counts(support.clipped_inside, measurement.regions, count)
+    overlap = level_counts(support.clipped[tuple(lesions.voxels.T)], lesions.lesion_ids, count)
+    lesion, level = np.nonzero(predicted)
+    columns = {"lesion_id": lesion + 1, "level": level, "lesion_voxels": lesions.sizes[lesion]}
+    columns |= {"region_predicted_voxels": predicted[lesion, level], "overlap_voxels": overlap[lesion, level]}
+    return frame_of(table, _named(measurement) | columns)
+
+
+def component_overlap(measurement: Measurement) -> pl.DataFrame:
+    """Plain components that overlap the canonical reference in the brain; those of the same counts share a row."""
+    table, rows = lake_tables()["component_overlap"], measurement.sweeps[0][6].components
+    key = ["level", "component_voxels", "component_true_positive_voxels"]
+    found = pl.DataFrame(rows, schema=dict.fromkeys(key, pl.Int64), orient="row")
+    found = found.group_by(key).len("component_count").sort(key)
+    return frame_of(table, _named(measurement) | {column.name: column.to_numpy() for column in found.iter_columns()})
+
+
 def lesion(measurement: Measurement) -> pl.DataFrame:
     """Lesions of every reference and support; those of the canonical reference in the brain are the subject's own."""
 
@@ -314,6 +337,8 @@ MEASURES: dict[str, Callable[[Measurement], pl.DataFrame]] = {
     "lesion_curve": lesion_curve,
     "lesion_match": lesion_match,
     "lesion_evidence": lesion_evidence,
+    "region_curve": region_curve,
+    "component_overlap": component_overlap,
     "voxel_ranking": voxel_ranking,
     "score_histogram": score_histogram_frame,
     "critical_threshold": critical_threshold,

@@ -76,6 +76,23 @@ def curve_counts(scores: Scores, positive: Mask) -> tuple[Counts, Counts]:
     return at_least.sum(axis=0), at_least[1].copy()
 
 
+def level_counts(scores: Scores, groups: NDArray[np.int32], count: int) -> Counts:
+    """Predicted voxels of each group at every level.
+
+    Args:
+        scores: Clipped scores, 1-D. A NaN is never predicted.
+        groups: Group of each of these voxels, 1 to `count`.
+        count: Number of groups.
+
+    Returns:
+        Voxels with ``score > float32(k / 200)`` for k = 0..200, shape (groups, levels); zeros for a group without any.
+    """
+    padded = np.concatenate([[-np.inf], thresholds(), [np.inf]]).astype(np.float32)
+    counts = np.zeros((count, LEVELS + 1), np.int64)
+    _count_grouped(np.ascontiguousarray(scores), np.ascontiguousarray(groups), padded, counts)
+    return np.cumsum(counts[:, ::-1], axis=1)[:, -2::-1]
+
+
 def score_histogram(scores: Scores, positive: Mask) -> tuple[Counts, Counts]:
     """Histograms of the clipped score over the voxels in the reference and over the others.
 
@@ -193,12 +210,26 @@ def _count_levels(scores: Scores, positive: Mask, padded: Scores) -> Counts:
     levels = padded.size - 2
     counts = np.zeros((LANES, 2, levels + 1), np.int64)
     for voxel in range(scores.size):
-        score = scores[voxel] if scores[voxel] > 0 else np.float32(0)
-        # Rounding can put the guess one level off to either side, so three thresholds are compared, without a branch.
-        guess = np.intp(min(score, np.float32(1)) * np.float32(levels - 1))
-        exceeded = guess + (score > padded[guess]) + (score > padded[guess + 1]) + (score > padded[guess + 2]) - 1
-        counts[voxel % LANES, np.intp(positive[voxel]), exceeded] += 1
+        counts[voxel % LANES, np.intp(positive[voxel]), _exceeded(scores[voxel], padded)] += 1
     return counts.sum(axis=0)
+
+
+@compiled
+def _count_grouped(scores: Scores, groups: NDArray[np.int32], padded: Scores, counts: Counts) -> None:
+    """Count voxels by group and by how many thresholds they exceed."""
+    for voxel in range(scores.size):
+        counts[groups[voxel] - 1, _exceeded(scores[voxel], padded)] += 1
+
+
+@compiled
+def _exceeded(value: float, padded: Scores) -> int:
+    """How many thresholds a score exceeds.
+
+    Rounding can put the guess one level off to either side, so three thresholds are compared, without a branch.
+    """
+    score = value if value > 0 else np.float32(0)
+    guess = np.intp(min(score, np.float32(1)) * np.float32(padded.size - 3))
+    return guess + (score > padded[guess]) + (score > padded[guess + 1]) + (score > padded[guess + 2]) - 1
 
 
 @compiled

@@ -126,6 +126,8 @@ class Sweep:
         matched_iou: IoU of the component matched with each of these, 0 where there is none [lesion, P, level].
         overlap_voxels: Predicted voxels in each of these, matched or not [lesion, P, level].
         max_score: Highest score in each of these [lesion].
+        components: One row per level and plain component that overlaps the first reference, by descending level: level,
+            voxels, and how many of them are reference voxels. None unless they are asked for.
     """
 
     predicted: Counts
@@ -136,6 +138,7 @@ class Sweep:
     matched_iou: Reals
     overlap_voxels: Counts
     max_score: NDArray[np.float32]
+    components: Counts
 
 
 def order_voxels(
@@ -310,6 +313,15 @@ class Output(NamedTuple):
     overlap_voxels: Counts
 
 
+class Passed(NamedTuple):
+    """What the pass leaves behind in lists of its own length; element 0 of each is the number of elements in use."""
+
+    groups: Counts
+    """Groups of lesions and bridges that are left to be matched."""
+    components: Counts
+    """Four numbers per component that overlaps the first reference, where that changed: level, voxels, overlap, 0."""
+
+
 def sweep(
     order: VisitingOrder,
     references: Sequence[LabelledReference],
@@ -317,6 +329,8 @@ def sweep(
     voxel_volumes_mm3: Sequence[float],
     minimum_component_mm3: float,
     lesion_floor_mm3: float,
+    *,
+    lists_components: bool = False,
 ) -> Sweep:
     """Read off every level of a map: predicted and true-positive voxels, lesions hit, and the matches of each lesion.
 
@@ -328,6 +342,7 @@ def sweep(
         voxel_volumes_mm3: The voxel volumes under which floors and pruning are read, the true one first.
         minimum_component_mm3: Smallest component that `hysteresis_pruned` keeps.
         lesion_floor_mm3: Smallest lesion above the floor.
+        lists_components: Whether to list the components that overlap the first reference at each level.
 
     Returns:
         The counts, 0 wherever nothing is predicted, so also for an empty support, an empty reference, and at level 200.
@@ -342,11 +357,13 @@ def sweep(
     minimums, floors = (np.unique(np.array([0, *counts], np.int64)) for counts in (pruned, floor))
     lesions = _lesions(references, floors, floor[0], filters=minimums.size + 1)
     output = _output(lesions, filters=minimums.size + 1)
-    groups = _run(order, references, connectivity, minimums, lesions, int(np.searchsorted(floors, floor[0])), output)
-    _match_groups(groups, int(np.searchsorted(floors, floor[0])), lesions, output)
+    followed_floor = int(np.searchsorted(floors, floor[0]))
+    passed = _run(order, references, connectivity, minimums, lesions, (followed_floor, lists_components), output)
+    _match_groups(passed.groups, followed_floor, lesions, output)
     kept = [np.array([0, 1, 1 + int(np.searchsorted(minimums, count))]) for count in pruned]
     sets = [np.array([np.searchsorted(floors, count), 0]) for count in floor]
-    return _assemble(references, lesions, output, kept, sets)
+    components = passed.components[1 : passed.components[0]].reshape(-1, 4)[:, :3]
+    return _assemble(references, lesions, output, kept, sets, components)
 
 
 def _check_inputs(
@@ -415,10 +432,13 @@ def _run(
     connectivity: Connectivity,
     minimums: Counts,
     lesions: Lesions,
-    followed_floor: int,
+    wanted: tuple[int, bool],
     output: Output,
-) -> Counts:
-    """Run the compiled pass in the buffers of the workspace; the groups left to be matched."""
+) -> Passed:
+    """Run the compiled pass in the buffers of the workspace.
+
+    Wanted are the lesions above some floor, followed one by one, and perhaps the components that overlap the reference.
+    """
     offsets = neighbour_offsets(connectivity)
     labels, parents, sizes, numbers, alive = order.workspace.lend(order.padded_voxels, order.voxels.size + 1)
     forest = Forest(
@@ -435,7 +455,7 @@ def _run(
     )
     visits = _visits(order, references, lesions)
     most = max((reference.lesion_ids.size for reference in references), default=0)
-    groups = _sweep_levels(
+    passed = _sweep_levels(
         order.voxels,
         order.bounds,
         forest,
@@ -444,11 +464,11 @@ def _run(
         _fragments(lesions.sizes),
         _components(most, lesions.floors.size),
         _contacts(most),
-        followed_floor,
+        wanted,
         output,
     )
     order.workspace.take_back(labels)
-    return groups
+    return passed
 
 
 def _visits(order: VisitingOrder, references: Sequence[LabelledReference], lesions: Lesions) -> Visits:
@@ -531,6 +551,7 @@ def _assemble(
     output: Output,
     kept: Sequence[NDArray[np.int64]],
     sets: Sequence[NDArray[np.int64]],
+    components: Counts,
 ) -> Sweep:
     """Fill the unchanged levels from their sources, and lay the counts out by voxel volume."""
     shape = (len(references), len(kept), len(POSTPROCESSES))
@@ -554,7 +575,19 @@ def _assemble(
         matched_iou=output.matched_iou[source][:, kept[0]].transpose(2, 1, 0),
         overlap_voxels=output.overlap_voxels[source][:, kept[0]].transpose(2, 1, 0),
         max_score=lesions.peaks[followed],
+        components=_at_every_level(components, source),
     )
+
+
+def _at_every_level(components: Counts, source: Counts) -> Counts:
+    """Rows by descending level, those of an unchanged level repeated from its source."""
+    held = np.bincount(components[:, 0], minlength=LEVELS)
+    first = components.shape[0] - np.cumsum(held)
+    levels = np.repeat(np.arange(LEVELS)[::-1], held[source][::-1])
+    start = np.searchsorted(-levels, -levels)  # of the level, among the rows to come
+    rows = components[first[source][levels] + np.arange(levels.size) - start]
+    rows[:, 0] = levels
+    return rows
 
 
 @compiled
@@ -655,11 +688,12 @@ def _sweep_levels(
     fragments: Fragments,
     components: Components,
     contacts: Contacts,
-    followed_floor: int,
+    wanted: tuple[int, bool],
     output: Output,
-) -> Counts:
+) -> Passed:
     """The pass: flood each level, keep what qualifies, read the lesions off. Leaves the labels zero."""
-    groups = np.ones(1024, np.int64)
+    followed_floor, lists_components = wanted
+    groups, listed = np.ones(1024, np.int64), np.ones(1024, np.int64)
     births = np.ones(BUCKETS + 1, np.int64)
     kept = births[BUCKETS]
     alive = kept - 1
@@ -678,11 +712,13 @@ def _sweep_levels(
                 where = (reference, level, followed_floor)
                 count, bridges = _update_fragments(forest, lesions, fragments, components, present)
                 _describe(forest, components, count, kept)
+                if lists_components and reference == 0:
+                    listed = _list_components(fragments, components, count, level, listed)
                 groups = _read_lesions(
                     lesions, fragments, components, contacts, present, bridges, where, output, groups
                 )
     _clear(forest.labels, voxels)
-    return groups
+    return Passed(groups, listed)
 
 
 @compiled
@@ -875,6 +911,19 @@ def _describe(forest: Forest, components: Components, count: int, kept: int) -> 
         code = _code(forest.sizes, components.root[component], kept)
         components.code[component] = code
         components.rank[component] = _rank(code, forest.minimums)
+
+
+@compiled
+def _list_components(fragments: Fragments, components: Components, count: int, level: int, listed: Counts) -> Counts:
+    """List the components that touch a lesion at one level: level, voxels, and voxels in lesions."""
+    for component in range(count):
+        overlap = 0
+        slot = components.head[component]
+        while slot >= 0:
+            overlap += int(fragments.overlap[slot])
+            slot = fragments.following[slot]
+        listed = _append(listed, level, int(components.code[component] >> 1), overlap, 0)
+    return listed
 
 
 @compiled

@@ -72,6 +72,21 @@ def load_reference(source: Source) -> Mask:
     return np.ascontiguousarray(read_labels(source.url, source.labels).mask)
 
 
+def brain_box(brain: Mask) -> Box:
+    """Bounding box of a brain; one voxel where there is none."""
+    counts = np.count_nonzero(brain, axis=2)
+    if not counts.any():
+        return slice(0, 1), slice(0, 1), slice(0, 1)
+    rows, columns = _extent(counts.sum(axis=1)), _extent(counts.sum(axis=0))
+    return rows, columns, _extent(np.count_nonzero(brain[rows, columns], axis=(0, 1)))
+
+
+def _extent(counts: NDArray[np.signedinteger]) -> slice:
+    """From the first place along an axis that holds a voxel to the last."""
+    occupied = np.flatnonzero(counts)
+    return slice(int(occupied[0]), int(occupied[-1]) + 1)
+
+
 @dataclass(frozen=True)
 class SubjectKey:
     """What `load_subject` reads; hashable, so that the last subject can be kept."""

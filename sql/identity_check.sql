@@ -325,6 +325,47 @@ candidate_variant as (
     )
     group by v.method_id, v.variant_id
 ),
+-- what is predicted of the lesions' regions, and of the components that hold reference voxels, is what the curve says
+region_total as (
+    select
+        method_id, subject_id, level,
+        sum(region_predicted_voxels) as predicted_voxels, sum(overlap_voxels) as true_positive_voxels
+    from region_curve
+    group by all
+),
+component_total as (
+    select method_id, subject_id, level, sum(component_true_positive_voxels * component_count) as true_positive_voxels
+    from component_overlap
+    group by all
+),
+region_sum as (
+    select
+        'region_sum' as identity,
+        c.method_id as item,
+        sum(coalesce(r.predicted_voxels + r.true_positive_voxels, 0))::double as left_value,
+        sum(c.predicted_voxels + c.true_positive_voxels)::double as right_value,
+        0 as tolerance
+    from threshold_curve as c
+    left join region_total as r using (method_id, subject_id, level)
+    where c.reference_id = 'canonical' and c.support_id = 'brain' and c.voxel_volume_id = 'true'
+        and c.postprocess_id = 'plain'
+        and (c.method_id, c.subject_id) in (select (method_id, subject_id) from region_total)
+    group by c.method_id
+),
+component_sum as (
+    select
+        'component_sum' as identity,
+        c.method_id as item,
+        sum(coalesce(o.true_positive_voxels, 0))::double as left_value,
+        sum(c.true_positive_voxels)::double as right_value,
+        0 as tolerance
+    from threshold_curve as c
+    left join component_total as o using (method_id, subject_id, level)
+    where c.reference_id = 'canonical' and c.support_id = 'brain' and c.voxel_volume_id = 'true'
+        and c.postprocess_id = 'plain'
+        and (c.method_id, c.subject_id) in (select (method_id, subject_id) from component_total)
+    group by c.method_id
+),
 every_side as (
     from identity_1
     union all by name
@@ -353,6 +394,10 @@ every_side as (
     from declared_hit
     union all by name
     from candidate_variant
+    union all by name
+    from region_sum
+    union all by name
+    from component_sum
 )
 select
     identity, item, left_value, right_value,

@@ -1,6 +1,7 @@
 """Numerics over lake tables and marts that SQL cannot say well."""
 
 from transforms.catalog import Transform
+from transforms.ceilings import ceiling_interval, segment_ceiling
 from transforms.configurations import configuration_contrast_estimate, configuration_statistic
 from transforms.conformal import conformal_law, conformal_split, exceedance_interval, rule_law
 from transforms.contrasts import contrast_estimate, gap_interval, operating_interval
@@ -33,6 +34,8 @@ TRANSFORMS: dict[str, Transform] = {
         configuration_choice,
         gain_interval,
         local_contrast_interval,
+        segment_ceiling,
+        ceiling_interval,
         determinant,
         slice_auroc,
         diagnostic_power,

@@ -154,11 +154,40 @@ def critical_threshold(one: Subject) -> pl.DataFrame:
     return long(key, {"threshold": found})
 
 
+def shared_out(totals: Array, count: int) -> Array:
+    """Totals shared out among some parts, larger ones first; the first takes what is left: levels x parts."""
+    shares = np.arange(count, 0, -1) / (count * (count + 1) / 2)
+    parts = np.floor(totals[:, None] * shares).astype(np.int64)
+    parts[:, 0] += totals - parts.sum(axis=1)
+    return parts
+
+
+def region_curve(one: Subject) -> pl.DataFrame:
+    """Its lesions' regions."""
+    predicted, true = (part[0, 0, 0, 0] for part in one.curves())
+    count = int(one.lesions) + 6
+    false, hits = shared_out(predicted - true, count), shared_out(true, count)
+    voxels = np.broadcast_to(shared_out(np.array([one.voxels]), count), hits.shape)
+    columns = {"region_predicted_voxels": false + hits, "overlap_voxels": hits, "lesion_voxels": voxels}
+    frame = long([("level", LEVELS.tolist()), ("lesion_id", range(1, count + 1))], columns)
+    return frame.filter(pl.col("region_predicted_voxels") > 0, pl.col("lesion_voxels") > 0)
+
+
+def component_overlap(one: Subject) -> pl.DataFrame:
+    """Its components that hold reference voxels, thirty a level."""
+    predicted, true = (part[0, 0, 0, 0] for part in one.curves())
+    hits = shared_out(true, 30)
+    columns = {"component_true_positive_voxels": hits, "component_voxels": hits + shared_out(predicted - true, 30)}
+    frame = long([("level", LEVELS.tolist()), ("component", range(30))], columns)
+    key = ["level", "component_voxels", "component_true_positive_voxels"]
+    return frame.filter(pl.col("component_true_positive_voxels") > 0).group_by(key).len("component_count").sort(key)
+
+
 MEASURES: dict[str, Callable[[Subject], pl.DataFrame]] = {
     measure.__name__: measure
     for measure in (
         *(threshold_curve, lesion_curve, voxel_ranking, score_histogram, slice_score, slice_ranking),
-        critical_threshold,
+        *(critical_threshold, region_curve, component_overlap),
     )
 }
 

@@ -1583,6 +1583,41 @@ def test_lesion_evidence(phantom: Side) -> None:
     assert_same_rows(phantom.marts, "lesion_evidence", "method_id, subject_id, lesion_id", expected)
 
 
+def test_components_that_hold_reference_voxels(phantom: Side) -> None:
+    expected: Rows = {}
+    for (method, subject), pair in phantom.twin.study.pairs.items():
+        for level in phantom.checked_levels(method, subject):
+            labels = pair.predicted("brain", level, "plain", 1, "conn6")
+            inside = labels[pair.references["canonical"] & pair.supports["brain"]]
+            hits, sizes = np.bincount(inside), np.bincount(labels.ravel())
+            counts = Counter((int(sizes[one]), int(hits[one])) for one in np.flatnonzero(hits) if one > 0)
+            for (size, hit), number in counts.items():
+                expected[method, subject, level, size, hit] = {"component_count": number}
+    key = "method_id, subject_id, level, component_voxels, component_true_positive_voxels"
+    checked = CHECKED.replace("c.postprocess_id = '{}' or ", "").format("component_overlap")
+    assert_same_rows(phantom.marts, f"from {checked}", key, expected)
+
+
+def test_what_is_predicted_of_each_lesions_region(phantom: Side) -> None:
+    """A voxel as near to two lesions may belong to either: counts lie between those without and with such voxels."""
+    spacing = np.array(phantom.twin.study.spacing_mm)
+    names = "method_id, subject_id, lesion_id, level, region_predicted_voxels, overlap_voxels, lesion_voxels"
+    found = {tuple(row[:4]): row[4:] for row in phantom.marts.sql(f"select {names} from region_curve").fetchall()}
+    for (method, subject), pair in phantom.twin.study.pairs.items():
+        voxels_of = pair.lesion_voxels("canonical", "brain", "conn6")
+        places = np.argwhere(pair.supports["brain"]) * spacing
+        sites = [np.argwhere(pair.lesions("canonical", "brain", "conn6") == one) * spacing for one in voxels_of]
+        away = np.array([((places[:, None] - site) ** 2).sum(axis=-1).min(axis=1) for site in sites])
+        for level in phantom.checked_levels(method, subject):
+            predicted = pair.score[pair.supports["brain"]] > CUTS[level]
+            for row, (lesion, voxels) in enumerate(voxels_of.items()):
+                others = np.delete(away, row, axis=0).min(axis=0, initial=np.inf)
+                least, most = (int((predicted & near).sum()) for near in (away[row] < others, away[row] <= others))
+                in_region, overlap, size = found.get((method, subject, lesion, level), (0, 0, len(voxels)))
+                assert least <= in_region <= most and size == len(voxels)
+                assert overlap == int((pair.score.ravel()[voxels] > CUTS[level]).sum())
+
+
 def test_slice_scores(phantom: Side) -> None:
     expected: Rows = {
         (pair.entry.method_id, pair.subject.subject_id, support, row["slice_index"]): {

@@ -42,7 +42,8 @@ class Case:
 def run(case: Case, workspace: Workspace = WORKSPACE) -> Sweep:
     references = [label_reference(mask, case.support, case.connectivity) for mask in case.references]
     order = order_voxels(case.scores, case.support, workspace)
-    return sweep(order, references, case.connectivity, case.volumes, case.minimum_mm3, case.floor_mm3)
+    volumes, minimum, floor = case.volumes, case.minimum_mm3, case.floor_mm3
+    return sweep(order, references, case.connectivity, volumes, minimum, floor, lists_components=True)
 
 
 def label(mask: Mask, connectivity: int) -> Counts:
@@ -154,12 +155,21 @@ def read_level(case: Case, lesions: Sequence[Counts], above: Mask, strong: Mask)
     return result
 
 
+def overlapping(case: Case, above: Mask) -> list[tuple[int, int]]:
+    """Voxels, and voxels of the first reference, of each component that holds one."""
+    labels = label(above, case.connectivity)
+    hits = np.bincount(labels[case.references[0] & above], minlength=1)
+    return sorted((int(np.count_nonzero(labels == one)), int(hits[one])) for one in np.flatnonzero(hits))
+
+
 def twin(case: Case) -> dict[str, NDArray[np.generic]]:
     """The fields of a `Sweep`, every level on its own (levels with the same masks are read once)."""
     lesions = [label(mask & case.support, case.connectivity) for mask in case.references]
     floors = [voxels_needed(case.floor_mm3, volume) for volume in case.volumes]
     known: dict[bytes, Level] = {}
     levels: list[Level] = []
+    listed: dict[bytes, list[tuple[int, int]]] = {}
+    components: list[tuple[int, int, int]] = []
     for level in range(LEVELS):
         above = (case.scores > np.float32(level / 200)) & case.support
         strong = (case.scores > np.float32((level + 200) / 400)) & case.support
@@ -167,6 +177,9 @@ def twin(case: Case) -> dict[str, NDArray[np.generic]]:
         if key not in known:
             known[key] = read_level(case, lesions, above, strong)
         levels.append(known[key])
+        if above.tobytes() not in listed:
+            listed[above.tobytes()] = overlapping(case, above)
+        components += [(level, *row) for row in listed[above.tobytes()]]
     followed = [i for i, size in enumerate(sizes_of(lesions[0])) if i > 0 and size >= floors[0]]
     counts = [[[np.count_nonzero(sizes_of(ids)[1:] >= f), ids.max()] for f in floors] for ids in lesions]
     return {
@@ -174,11 +187,14 @@ def twin(case: Case) -> dict[str, NDArray[np.generic]]:
         "lesion_count": np.array(counts, np.int64),
         "lesion_ids": np.array(followed, np.int64),
         "max_score": np.array([case.scores[lesions[0] == lesion].max() for lesion in followed], np.float32),
+        "components": np.array(components, np.int64).reshape(-1, 3),
     }
 
 
 def assert_equals_twin(case: Case) -> None:
     found, expected = run(case), twin(case)
+    assert (np.diff(found.components[:, 0]) <= 0).all()
+    found = replace(found, components=found.components[np.lexsort(found.components.T[::-1])])
     for field in fields(found):
         np.testing.assert_array_equal(getattr(found, field.name), expected[field.name], err_msg=field.name, strict=True)
 

@@ -85,6 +85,8 @@ READS = {
     "lesion_curve": {"voxel_size", "legacy", "minimum_component_mm3", "lesion_floor_mm3", *MEASURED},
     "lesion_match": {"scale", "voxel_size", "minimum_component_mm3", "lesion_floor_mm3", *SUPPORTED, *SCORES},
     "lesion_evidence": {"scale", "voxel_size", "lesion_floor_mm3", *SUPPORTED, *SCORES},
+    "region_curve": {"scale", "voxel_size", *SUPPORTED, *SCORES},
+    "component_overlap": {"scale", *SUPPORTED, *SCORES},
     "voxel_ranking": MEASURED,
     "score_histogram": MEASURED,
     "critical_threshold": {"voxel_size", "legacy", "budgets_cm3", *MEASURED},

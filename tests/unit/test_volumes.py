@@ -234,4 +234,5 @@ def test_an_empty_brain_measures_to_nothing(write: Write, reference: NDArray[np.
     found = measurement(write("map", random_map(15)), subject)
     assert not any(sweep.predicted.any() or sweep.lesion_count.any() for sweep in found.sweeps[0].values())
     assert MEASURES["voxel_ranking"](found).get_column("auroc").null_count() == 4
-    assert MEASURES["slice_score"](found).is_empty() and MEASURES["lesion_match"](found).is_empty()
+    nothing = ("slice_score", "lesion_match", "region_curve", "component_overlap")
+    assert all(MEASURES[name](found).is_empty() for name in nothing)
