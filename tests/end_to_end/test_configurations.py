@@ -257,7 +257,8 @@ def test_replicate_0_is_the_mart_and_every_share_has_an_interval(marts: Connecti
         select v.term, v.share, s.value, v.share_low, v.share_high
         from configuration_variance as v
         left join configuration_statistic as s
-            on s.universe_set = v.universe_set and s.metric_id = v.metric_id and s.item = v.term and s.replicate = 0"""
+            on s.universe_set = v.universe_set and s.metric_id = v.metric_id and s.item = v.term and s.replicate = 0
+            and s.configuration_set is null"""
     found = rows(marts, joined)
     assert len(found) == 2 * 7 * (2 * 11 + 4)
     for term, share, value, low, high in found:
@@ -305,6 +306,7 @@ def test_resampled_variance_of_voxel_auroc(marts: Connection) -> None:
             scores[s, :, k, m] = statistics.fmean(values), statistics.median(values), whole
         expected = slow_shares(scores, ("support_id", "aggregation_id", "configuration"))
         where = f"universe_set = 'defensible' and metric_id = 'voxel_auroc' and replicate = {replicate}"
+        where += " and configuration_set is null"
         found = dict(rows(marts, f"select item, value from configuration_statistic where {where}"))
         for term, share in expected.items():
             assert found[term] == pytest.approx(share, abs=1e-9), (replicate, term)
