@@ -1,4 +1,4 @@
-"""The training set as an eleventh axis, the multiverse of every configuration set, and contrasts, over resampled cohorts.
+"""The training set as an eleventh axis, configuration sets, and contrasts, over resampled cohorts.
 
 A configuration is a model with the maps of one of its training sets. The axis is balanced over the training sets that
 every model has, and its sums of squares are those of any other axis (protocol, section 8): each training set is
@@ -219,8 +219,8 @@ def _subject_means(resample: Resample, rows: pl.DataFrame) -> tuple[Floats, int]
 
 @declared(
     name="configuration_baseline_contrast",
-    row="One row per maps of another training set than the primary one, and baseline: the contrast of mean Dice at equal "
-    "burden and the reference budget, its interval and its own p-value; none of them where one never reaches the budget.",
+    row="One row per maps of another training set than the primary one, and baseline: the contrast of mean Dice at "
+    "equal burden and the reference budget, its interval and its own p-value; none of them where one never reaches it.",
     key=("method_a", "method_b"),
     columns=("budget_cm3", "estimate?", "estimate_low?", "estimate_high?", "p_value?", "n_subjects", "n_replicates"),
     inputs=CURVE_INPUTS,
