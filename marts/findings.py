@@ -191,6 +191,28 @@ QUESTIONS = (
         """,
     ),
     Question(
+        "Hypotheses with other training sets",
+        "Verdicts that are not those of the primary maps; hypothesis holds all of them, by configuration_set.",
+        """
+        select
+            h.configuration_set as "set",
+            case
+                when any_value(s.same_as) = 'primary' then 'none: these are the primary maps'
+                else coalesce(
+                    string_agg(h.hypothesis_id || ' ' || replace(h.verdict, '_', ' '), ', ' order by h.position)
+                        filter (h.verdict <> p.verdict),
+                    'none'
+                )
+            end as "verdicts that differ"
+        from hypothesis as h
+        join ledger_set as s on s.configuration_set = h.configuration_set
+        join hypothesis as p on p.hypothesis_id = h.hypothesis_id and p.configuration_set = 'primary'
+        where h.configuration_set <> 'primary'
+        group by h.configuration_set
+        order by any_value(s.position)
+        """,
+    ),
+    Question(
         "Levels that left the multiverse",
         "Dropped for all methods, so that every remaining universe has a score for each.",
         """

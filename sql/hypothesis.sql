@@ -4,7 +4,7 @@
 --   criterion_margin?, supported_count, case_count, undecided_count, verdict, reason
 -- stop: supported_count <= case_count | more cases support a hypothesis than it has; report this defect
 with listed as (
-    select configuration_set from hypothesis_case union select 'primary'
+    select configuration_set from ledger_set union select configuration_set from hypothesis_case
 ),
 -- the deciding case comes nearest to what is asked: the best where any will do, the worst where every one must
 ranked as (
@@ -40,10 +40,15 @@ select
         when k.required_cases = 'every' and c.supported_count = c.case_count then 'supported'
         else 'not_supported'
     end as verdict,
-    case when r.reason is null then 'needs ' || k.needs else r.reason end as reason
+    -- a study's own SELECT may list cases of the primary set alone
+    coalesce(
+        r.reason,
+        case when p.hypothesis_id is not null then 'no case with these maps: ' else '' end || 'needs ' || k.needs
+    ) as reason
 from hypothesis_criterion as k
 cross join listed as l
 left join ranked as r
     on r.hypothesis_id = k.hypothesis_id and r.configuration_set = l.configuration_set and r.place = 1
 left join counted as c on c.hypothesis_id = k.hypothesis_id and c.configuration_set = l.configuration_set
-where c.hypothesis_id is not null or l.configuration_set = 'primary'
+left join counted as p on p.hypothesis_id = k.hypothesis_id and p.configuration_set = 'primary'
+where c.hypothesis_id is not null or l.configuration_set in (select configuration_set from ledger_set)

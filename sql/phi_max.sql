@@ -14,4 +14,4 @@ with largest as (
 select l.universe_set, l.metric_id, l.value, i.value_low, i.value_high, l.method_a, l.method_b
 from largest as l
 left join replicate_interval as i
-    on i.statistic = 'phi_max' and i.universe_set = l.universe_set and i.metric_id = l.metric_id
+    on i.configuration_set = 'primary' and i.statistic = 'phi_max' and i.universe_set = l.universe_set and i.metric_id = l.metric_id

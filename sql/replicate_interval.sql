@@ -1,13 +1,14 @@
--- One row per universe set, statistic, metric (each and `all`) and pair or term: its percentile interval over replicates.
--- key: universe_set, statistic, metric_id, item
+-- One row per configuration set (none: all training sets together), universe set, statistic, metric (each and `all`) and
+--   pair or term: its percentile interval over replicates.
+-- key: configuration_set?, universe_set, statistic, metric_id, item
 -- columns: value_low, value_high, n_replicates
 with every_statistic as (
-    from replicate_statistic
+    select 'primary' as configuration_set, * from replicate_statistic
     union all by name
     from configuration_statistic
 ),
 ranked as (
-    select universe_set, statistic, metric_id, item, list(value order by value) as ordered
+    select configuration_set, universe_set, statistic, metric_id, item, list(value order by value) as ordered
     from every_statistic
     where replicate > 0
     group by all
@@ -22,7 +23,7 @@ placed as (
     cross join protocol
 )
 select
-    universe_set, statistic, metric_id, item,
+    configuration_set, universe_set, statistic, metric_id, item,
     ordered[floor(place_low)::bigint + 1]
         + (place_low - floor(place_low)) * (ordered[ceil(place_low)::bigint + 1] - ordered[floor(place_low)::bigint + 1])
         as value_low,

@@ -8,7 +8,7 @@ select
     t.level_count
 from variance_term as t
 left join replicate_interval as i
-    on i.statistic = 'variance_share' and i.universe_set = t.universe_set and i.metric_id = t.metric_id
+    on i.configuration_set = 'primary' and i.statistic = 'variance_share' and i.universe_set = t.universe_set and i.metric_id = t.metric_id
     and i.item = t.term
 where t.variance_design = 'primary'
 window whole as (partition by t.universe_set, t.metric_id)

@@ -2,7 +2,11 @@
 
 from transforms.catalog import Transform
 from transforms.ceilings import ceiling_interval, segment_ceiling
-from transforms.configurations import configuration_contrast_estimate, configuration_statistic
+from transforms.configurations import (
+    configuration_baseline_contrast,
+    configuration_contrast_estimate,
+    configuration_statistic,
+)
 from transforms.conformal import conformal_law, conformal_split, exceedance_interval, rule_law
 from transforms.contrasts import contrast_estimate, gap_interval, operating_interval
 from transforms.determinants import determinant
@@ -31,6 +35,7 @@ TRANSFORMS: dict[str, Transform] = {
         gap_interval,
         configuration_statistic,
         configuration_contrast_estimate,
+        configuration_baseline_contrast,
         configuration_choice,
         gain_interval,
         local_contrast_interval,

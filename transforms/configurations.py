@@ -1,19 +1,21 @@
-"""The training set as an eleventh axis, and contrasts of models that share one, over resampled cohorts.
+"""The training set as an eleventh axis, configuration sets, and contrasts, over resampled cohorts.
 
 A configuration is a model with the maps of one of its training sets. The axis is balanced over the training sets that
 every model has, and its sums of squares are those of any other axis (protocol, section 8): each training set is
-resampled as a multiverse of its own, and the marginal sums of all of them are put together. Source: Appendix 0.E of
-MIRTO (Kafee Hernashki & Chatterjee, 2026), Tables 58 and 59.
+resampled as a multiverse of its own, and the marginal sums of all of them are put together. The same multiverses give
+the flip shares and variance shares of a configuration set, which says whose maps stand for each model. Source: Appendix
+0.E of MIRTO (Kafee Hernashki & Chatterjee, 2026), Tables 58, 59 and 62.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import polars as pl
 
 from expectations.protocol import Protocol
 from transforms.catalog import Inputs, declared
+from transforms.contrasts import CURVE_INPUTS, Cohort, Curve, curve_queries
 from transforms.multiverse import (
     UNIVERSE_SETS,
     Marginals,
@@ -22,23 +24,25 @@ from transforms.multiverse import (
     metric_centres,
     multiverse_queries,
     statistic_rows,
+    tallied_statistics,
 )
-from transforms.replicates import SUBJECT_QUERY, TEST_SUBJECT, mean_and_median, numbers
+from transforms.replicates import SUBJECT_QUERY, TEST_SUBJECT, dice_values, mean_and_median, numbers
 from transforms.resampling import Floats, Resample, draw, interval, p_values
 
 AXIS = "configuration"  # the eleventh axis, beside the columns that carry the ten
 METRICS = ("dice", "voxel_auroc", "voxel_ap")
+JUDGED_UNIVERSES = ("defensible",)  # those that the hypotheses ask of
 
-# the maps that stand for every model under one training set, in the models' order
+# the maps that stand for every model in one configuration set, in the models' order
 MEMBERS = """
-    select method_id, model_position as position
-    from configuration
-    where is_ranked and training_set in (select training_set from configuration_level where position = $value)"""
+    select m.method_id, m.model_id, m.model_position as position
+    from ledger_member as m
+    join ledger_set as s on s.configuration_set = m.configuration_set and s.position = $value"""
 QUERIES = multiverse_queries(MEMBERS)
 
 
-class _TrainingSet(Mapping[str, pl.DataFrame]):
-    """The inputs of one training set's multiverse."""
+class _OneSet(Mapping[str, pl.DataFrame]):
+    """The inputs of one configuration set's multiverse."""
 
     def __init__(self, inputs: Inputs, position: int) -> None:
         self._inputs, self._position = inputs, position
@@ -55,40 +59,67 @@ class _TrainingSet(Mapping[str, pl.DataFrame]):
 
 @declared(
     name="configuration_statistic",
-    row="One row per universe set, statistic, metric (each and `all`), term and replicate that defines it, with the "
-    "training set as an eleventh axis; replicate 0 takes every subject once.",
-    key=("universe_set", "statistic", "metric_id", "item", "replicate"),
+    row="One row per configuration set, universe set, statistic, metric (each and `all`), pair of models or term, and "
+    "replicate that defines it; without a set, all training sets are the levels of an eleventh axis. Replicate 0 takes "
+    "every subject once.",
+    key=("configuration_set?", "universe_set", "statistic", "metric_id", "item", "replicate"),
     columns=("value",),
     inputs=(
         *("universe", "cell", "budget", "axis_level", "ranked_method", "method", "cohort_subject", "cell_score"),
         *("threshold_choice", "subject_threshold", "replicate_level", "threshold_curve", "lesion_curve"),
-        *("voxel_ranking", "slice_ranking", "score_histogram", "slice_score", "configuration", "configuration_level"),
+        *("voxel_ranking", "slice_ranking", "score_histogram", "slice_score", "configuration_level"),
+        *("ledger_set", "ledger_member"),
     ),
     queries=QUERIES | {"member": f"with m as ({MEMBERS}) from m order by position"},
 )
 def configuration_statistic(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
-    """Variance shares of every replicate, balanced over training sets; no rows below two of them."""
+    """Statistics of every replicate; no rows where every model has its primary maps alone.
+
+    Variance shares are balanced over training sets, two or more. Each set of other maps than the primary ones has its
+    flip shares, the largest of them and its variance shares, over defensible universes; sets of the same maps are
+    computed once, under the name of the first, and none whose maps lack a score.
+    """
     empty = configuration_statistic.table.frame()
+    sets = inputs["ledger_set"].sort("position")
+    place = dict(sets.select("configuration_set", "position").iter_rows())
+    first = {name: place[same] for name, same in sets.select("configuration_set", "same_as").iter_rows()}
     levels = inputs["configuration_level"].filter(status="ok").sort("position")
     levels = levels.filter(pl.len().over("universe_set") > 1)
-    positions = levels.get_column("position").unique(maintain_order=True).to_list()
+    of_levels = {first[f"all {name}"] for name in levels.get_column("training_set")}
+    is_own = (pl.col("same_as") == pl.col("configuration_set")) & (pl.col("configuration_set") != "primary")
+    judged = {place[name]: name for name in sets.filter(is_own, status="ok").get_column("configuration_set")}
+    positions = sorted({*of_levels, *judged})
     if not positions or inputs[f"test_subject:{positions[0]}"].is_empty():
         return empty
     centres = metric_centres(protocol, inputs[f"primary_score:{positions[0]}"])
-    tallies = {position: _tally(protocol, inputs, position, centres) for position in positions}
-    balanced = {name: [tallies[place] for place in _positions(levels, name)] for name in UNIVERSE_SETS}
-    return pl.concat([empty, *_statistics(balanced)])
+    tallies: dict[int, Tally] = {}
+    frames = [empty]
+    for position in positions:
+        models, tally = _tally(protocol, inputs, position, centres)
+        if position in of_levels:
+            tallies[position] = tally
+        if position in judged:
+            frames += [_named(part, judged[position]) for part in tallied_statistics(tally, models, JUDGED_UNIVERSES)]
+    balanced = {name: [tallies[first[f"all {one}"]] for one in _names(levels, name)] for name in UNIVERSE_SETS}
+    return pl.concat([*frames, *(_named(part, None) for part in _statistics(balanced))])
 
 
-def _positions(levels: pl.DataFrame, universe_set: str) -> list[int]:
+def _names(levels: pl.DataFrame, universe_set: str) -> list[str]:
     """Training sets that are levels of the axis in a universe set."""
-    return levels.filter(universe_set=universe_set).get_column("position").to_list()
+    return levels.filter(universe_set=universe_set).get_column("training_set").to_list()
 
 
-def _tally(protocol: Protocol, inputs: Inputs, position: int, centres: Floats) -> Tally:
-    """Marginal sums under one training set; its measurements are let go of before the next."""
-    methods = [str(m) for m in inputs[f"member:{position}"].get_column("method_id")]
-    return Tally.of(Multiverse(protocol, _TrainingSet(inputs, position), methods), centres, [])
+def _named(rows: pl.DataFrame, configuration_set: str | None) -> pl.DataFrame:
+    name = pl.lit(configuration_set, pl.String).alias("configuration_set")
+    return rows.select(name, pl.all())
+
+
+def _tally(protocol: Protocol, inputs: Inputs, position: int, centres: Floats) -> tuple[list[str], Tally]:
+    """Models and sums of one configuration set; its measurements are let go of before the next."""
+    members = inputs[f"member:{position}"]
+    models, methods = ([str(m) for m in members.get_column(name)] for name in ("model_id", "method_id"))
+    pairs = list(combinations(range(len(models)), 2))
+    return models, Tally.of(Multiverse(protocol, _OneSet(inputs, position), methods), centres, pairs)
 
 
 def _statistics(balanced: Mapping[str, Sequence[Tally]]) -> Iterator[pl.DataFrame]:
@@ -184,6 +215,44 @@ def _subject_means(resample: Resample, rows: pl.DataFrame) -> tuple[Floats, int]
     values = np.full(resample.shape[1], np.nan)
     values[numbers(rows, "subject").astype(np.int64)] = numbers(rows, "value")
     return np.concatenate([mean_and_median(block, values)[0] for block in resample.blocks()]), rows.height
+
+
+@declared(
+    name="configuration_baseline_contrast",
+    row="One row per maps of another training set than the primary one, and baseline: the contrast of mean Dice at "
+    "equal burden and the reference budget, its interval and its own p-value; none of them where one never reaches it.",
+    key=("method_a", "method_b"),
+    columns=("budget_cm3", "estimate?", "estimate_low?", "estimate_high?", "p_value?", "n_subjects", "n_replicates"),
+    inputs=CURVE_INPUTS,
+    queries=curve_queries(
+        "kind <> 'method' and exists (from ranked_method where is_ranked and kind = 'configuration')"
+    ),
+)
+def configuration_baseline_contrast(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
+    """What `contrast_estimate` says of primary maps and baselines, of all other maps."""
+    cohort = Cohort(protocol, inputs)
+    if cohort.is_empty:
+        return configuration_baseline_contrast.table.frame()
+    budget, level = protocol.parameters.reference_budget_cm3, protocol.parameters.interval_level
+    values = [_equal_burden_dice(cohort, curve, budget) for curve in cohort.curves()]
+    named = [(name, is_baseline, value) for (name, is_baseline), value in zip(cohort.entries, values, strict=True)]
+    rows = [
+        (a, b, budget, *_contrast(first, second, level))
+        for (a, is_baseline, first), (b, is_other, second) in product(named, named)
+        if is_other and not is_baseline
+    ]
+    return configuration_baseline_contrast.table.frame(rows)
+
+
+def _equal_burden_dice(cohort: Cohort, curve: Curve, budget: float) -> tuple[Floats, int]:
+    """Mean Dice at a mean burden of exactly the budget, by replicate, and how many subjects have a Dice."""
+    blocks: list[Floats] = []
+    for block in cohort.resample.blocks():
+        above, below, weight = curve.matched(block, np.array([budget]), cohort.voxel_mm3)
+        tighter, looser = curve.mean_dice(block, np.concatenate([above, below]), cohort.empty_dice)
+        blocks.append((1 - weight[0]) * tighter + weight[0] * looser)
+    dice = dice_values(curve.predicted, curve.true_positive, curve.reference, cohort.empty_dice)[0]
+    return np.concatenate(blocks), int((~np.isnan(dice)).sum())
 
 
 def _contrast(a: tuple[Floats, int], b: tuple[Floats, int], level: float) -> tuple[object, ...]:

@@ -181,7 +181,7 @@ def gee(covariates: Floats, hit: Floats, subjects: Floats, level: float) -> Esti
             select d.*
             from lesion_detection as d
             join ranked_method as m using (method_id)
-            where m.kind = 'method'
+            where m.kind <> 'baseline'
             order by m.position, d.subject_id, d.lesion_id""",
     },
 )

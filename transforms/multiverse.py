@@ -56,13 +56,11 @@ STANDING = """
         group by cell_id
     )"""
 PRIMARIES = "select method_id, position from ranked_method where is_ranked and kind = 'method'"
-# with the other training sets that are levels of the eleventh axis
+# with the other maps that stand for a model in some configuration set
 DESIGN = """
     select method_id, position
     from ranked_method
-    where is_ranked and (kind = 'method' or method_id in (
-        select method_id from configuration join configuration_level using (training_set) where status = 'ok'
-    ))"""
+    where method_id in (select method_id from ledger_member)"""
 
 
 def series_cte(members: str) -> str:
@@ -270,7 +268,7 @@ def by_series(frame: pl.DataFrame) -> dict[int, pl.DataFrame]:
     columns=("level?",),
     inputs=(
         *("universe", "cell", "ranked_method", "method", "cohort_subject", "subject", "threshold_curve"),
-        *("configuration", "configuration_level"),
+        "ledger_member",
     ),
     queries={"series": series_query(DESIGN), "test_subject": SUBJECT_QUERY, "false_positive": FALSE_POSITIVE_QUERY},
 )
@@ -772,7 +770,7 @@ def replicate_statistic(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
         return empty
     pairs = list(combinations(range(len(methods)), 2))
     tally = Tally.of(multiverse, metric_centres(protocol, inputs["primary_score"]), pairs)
-    return pl.concat([empty, *_statistics(tally, methods)])
+    return pl.concat([empty, *tallied_statistics(tally, methods)])
 
 
 def metric_centres(protocol: Protocol, scores: pl.DataFrame) -> Floats:
@@ -781,8 +779,12 @@ def metric_centres(protocol: Protocol, scores: pl.DataFrame) -> Floats:
     return np.round([means.get(metric) or 0.0 for metric in protocol.level_ids("metric_id")], 6)
 
 
-def _statistics(tally: Tally, methods: Sequence[str]) -> Iterator[pl.DataFrame]:
-    for place, universe_set in enumerate(UNIVERSE_SETS):
+def tallied_statistics(
+    tally: Tally, methods: Sequence[str], universe_sets: Sequence[str] = UNIVERSE_SETS
+) -> Iterator[pl.DataFrame]:
+    """Flip shares, the largest of them, and variance shares of every replicate in some universe sets."""
+    for universe_set in universe_sets:
+        place = UNIVERSE_SETS.index(universe_set)
         for name, metrics in tally.groups(place).items():
             flips = tally.flips(place, metrics)
             for pair, share in zip(tally.pairs.tolist(), flips, strict=True):

@@ -5,12 +5,14 @@
 
 -- the size of the difference stands beside the share: near a half, two methods may also be merely close
 select
-    'primary' as configuration_set,
-    p.method_a || ' vs ' || p.method_b as item,
+    s.configuration_set,
+    coalesce(p.method_a || ' vs ' || p.method_b, 'all methods') as item,
     p.value as estimate, p.value_low as estimate_low, p.value_high as estimate_high,
     p.value_low - 0.20 as criterion_margin,
     p.value_low >= 0.20 as is_supported,
     case
+        when p.value is null then s.reason
+        when s.same_as <> 'primary' then format('flips in {:.1f} % of universes', 100 * p.value)
         when d.flip_share is null then format('flips in {:.1f} % of universes, none of them of Dice', 100 * p.value)
         else format(
             'flips in {:.1f} % of universes; Dice: {:.1f} %, median |difference| {:.3f}, {} leads by {} (median), {} by {},'
@@ -21,8 +23,9 @@ select
             coalesce(d.significant_a, 0), coalesce(d.significant_b, 0)
         )
     end as reason
-from phi_max as p
+from ledger_set as s
+left join configuration_phi_max as p on p.configuration_set = s.configuration_set and p.metric_id = 'all'
 left join flip_share as d
-    on d.universe_set = p.universe_set and d.metric_id = 'dice'
+    on d.universe_set = 'defensible' and d.metric_id = 'dice'
     and d.method_a = p.method_a and d.method_b = p.method_b
-where p.universe_set = 'defensible' and p.metric_id = 'all'
+where p.value is not null or s.status <> 'ok'

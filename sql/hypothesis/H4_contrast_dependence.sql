@@ -7,20 +7,24 @@
 -- Where methods declare the family `residual`, only those are asked. No table holds oedema, so contrast alone can refute the
 -- claim and never support it; a study that knows the share of oedema replaces this file.
 with residual as (
-    select m.method_id
-    from ranked_method as m
-    join method as d using (method_id)
-    where m.is_ranked and m.kind = 'method'
-    qualify coalesce(d.family, '') = 'residual' or count_if(coalesce(d.family, '') = 'residual') over () = 0
+    select m.configuration_set, m.method_id
+    from ledger_member as m
+    join method as d on d.method_id = m.model_id
+    qualify coalesce(d.family, '') = 'residual'
+        or count_if(coalesce(d.family, '') = 'residual') over (partition by m.configuration_set) = 0
 ),
 asked as (
-    select r.method_id, d.regression, d.log_odds, d.log_odds_low, d.log_odds_high, d.lesion_total, d.n_subjects, d.reason
+    select
+        r.configuration_set, r.method_id,
+        d.regression, d.log_odds, d.log_odds_low, d.log_odds_high, d.lesion_total, d.n_subjects, d.reason
     from residual as r
     left join determinant as d on d.method_id = r.method_id and d.covariate = 'contrast'
-    qualify row_number() over (partition by r.method_id order by d.log_odds is null, d.regression desc) = 1
+    qualify row_number() over (
+        partition by r.configuration_set, r.method_id order by d.log_odds is null, d.regression desc
+    ) = 1
 )
 select
-    'primary' as configuration_set,
+    configuration_set,
     method_id as item,
     log_odds as estimate, log_odds_low as estimate_low, log_odds_high as estimate_high,
     case when log_odds_low <= 0 then log_odds_low end as criterion_margin,

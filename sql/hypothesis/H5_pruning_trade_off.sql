@@ -3,16 +3,17 @@
 -- cases: every
 -- needs: methods with a validation threshold at both budgets, and lesions above the floor
 with asked as (
-    select m.method_id, b.budget_cm3, case when b.budget_cm3 = min(b.budget_cm3) over () then 1 else -1 end as direction
-    from ranked_method as m
+    select
+        m.configuration_set, m.method_id, b.budget_cm3,
+        case when b.budget_cm3 = min(b.budget_cm3) over () then 1 else -1 end as direction
+    from ledger_member as m
     cross join budget as b
-    where m.is_ranked and m.kind = 'method'
-    qualify count(*) over (partition by m.method_id) > 1
+    qualify count(*) over (partition by m.configuration_set, m.method_id) > 1
         and (b.budget_cm3 = min(b.budget_cm3) over () or b.budget_cm3 = max(b.budget_cm3) over ())
 ),
 gained as (
     select
-        a.method_id, a.budget_cm3, a.direction,
+        a.configuration_set, a.method_id, a.budget_cm3, a.direction,
         g.sensitivity_gain as gain, g.sensitivity_gain_low as gain_low, g.sensitivity_gain_high as gain_high,
         g.total_gain
     from asked as a
@@ -20,7 +21,7 @@ gained as (
         on g.method_id = a.method_id and g.budget_cm3 = a.budget_cm3 and g.postprocess_id = 'hysteresis_pruned'
 )
 select
-    'primary' as configuration_set,
+    configuration_set,
     format('{} at {:g} cm3', method_id, budget_cm3) as item,
     gain as estimate, gain_low as estimate_low, gain_high as estimate_high,
     case direction when 1 then gain_low else -gain_high end as criterion_margin,

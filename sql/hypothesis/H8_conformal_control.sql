@@ -3,7 +3,7 @@
 -- cases: every
 -- needs: enough validation subjects for a conformal rule (19, 9 and 4 for an alpha of 0.05, 0.10 and 0.20), and test subjects
 select
-    'primary' as configuration_set,
+    m.configuration_set,
     format('{} {} at {:g} cm3', c.method_id, c.threshold_rule_id, c.budget_cm3) as item,
     c.controlled_exceedance as estimate,
     null as estimate_low, null as estimate_high,
@@ -19,4 +19,4 @@ select
         else c.reason
     end as reason
 from conformal_rule as c
-join ranked_method as m on m.method_id = c.method_id and m.kind = 'method'
+join ledger_member as m on m.method_id = c.method_id

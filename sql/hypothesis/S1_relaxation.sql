@@ -3,7 +3,7 @@
 -- cases: any
 -- needs: a method with a validation threshold at the reference budget
 select
-    'primary' as configuration_set,
+    m.configuration_set,
     g.method_id as item,
     g.relaxation as estimate, g.relaxation_low as estimate_low, g.relaxation_high as estimate_high,
     case
@@ -16,6 +16,6 @@ select
         '{}: relaxation {:+.3f}, effect at the same threshold {:+.3f}', g.method_id, g.relaxation, g.fixed_threshold_effect
     ) as reason
 from postprocess_gain as g
-join ranked_method as m on m.method_id = g.method_id and m.kind = 'method'
+join ledger_member as m on m.method_id = g.method_id
 cross join protocol
 where g.postprocess_id = 'hysteresis_pruned' and g.budget_cm3 = protocol.reference_budget_cm3

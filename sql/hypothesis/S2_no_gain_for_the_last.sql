@@ -3,16 +3,17 @@
 -- cases: every
 -- needs: two methods with a validation threshold at the reference budget
 with last_method as (
-    select o.method_id, o.budget_cm3
+    select m.configuration_set, o.method_id, o.budget_cm3
     from operating_point as o
-    join ranked_method as m on m.method_id = o.method_id and m.kind = 'method'
+    join ledger_member as m on m.method_id = o.method_id
     cross join protocol
     where o.threshold_rule_id = 'validation' and o.postprocess_id = 'plain' and o.dice_mean is not null
         and o.budget_cm3 = protocol.reference_budget_cm3
-    qualify count(*) over () > 1 and row_number() over (order by o.dice_mean, m.position) = 1
+    qualify count(*) over (partition by m.configuration_set) > 1
+        and row_number() over (partition by m.configuration_set order by o.dice_mean, m.model_position) = 1
 )
 select
-    'primary' as configuration_set,
+    configuration_set,
     g.method_id as item,
     g.total_gain as estimate, g.total_gain_low as estimate_low, g.total_gain_high as estimate_high,
     -g.total_gain as criterion_margin,

@@ -3,7 +3,7 @@
 -- cases: any
 -- needs: a method with a validation threshold at the reference budget, and lesions above the floor
 select
-    'primary' as configuration_set,
+    m.configuration_set,
     g.method_id as item,
     g.sensitivity_fixed_threshold_effect as estimate,
     g.sensitivity_fixed_threshold_effect_low as estimate_low,
@@ -14,7 +14,7 @@ select
         'sensitivity of {} changes by {:+.3f}, over {} lesions', g.method_id, g.sensitivity_fixed_threshold_effect, g.lesion_total
     ) as reason
 from postprocess_gain as g
-join ranked_method as m on m.method_id = g.method_id and m.kind = 'method'
+join ledger_member as m on m.method_id = g.method_id
 cross join protocol
 where g.postprocess_id = 'hysteresis_pruned' and g.budget_cm3 = protocol.reference_budget_cm3
     and g.sensitivity_fixed_threshold_effect is not null

@@ -3,7 +3,7 @@
 -- cases: every
 -- needs: methods with a validation threshold at the reference budget, and small lesions above the floor on test
 select
-    'primary' as configuration_set,
+    m.configuration_set,
     s.method_id as item,
     s.value as estimate,
     null as estimate_low, null as estimate_high,
@@ -13,7 +13,7 @@ select
         '{} finds {} of {} lesions below {:.0f} mm3', s.method_id, s.hit_count, s.n_lesions, s.size_limit_mm3
     ) as reason
 from lesion_sensitivity as s
-join ranked_method as m on m.method_id = s.method_id and m.kind = 'method'
+join ledger_member as m on m.method_id = s.method_id
 cross join protocol
 where s.threshold_rule_id = 'validation' and s.budget_cm3 = protocol.reference_budget_cm3
     and s.postprocess_id = 'plain' and s.lesion_definition_id = 'conn6_floor' and s.hit_criterion_id = 'iou_10'

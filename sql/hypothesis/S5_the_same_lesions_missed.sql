@@ -5,11 +5,11 @@
 
 -- where methods declare the family `residual`, only those are compared
 with residual as (
-    select m.method_id, m.position
-    from ranked_method as m
-    join method as d using (method_id)
-    where m.is_ranked and m.kind = 'method'
-    qualify coalesce(d.family, '') = 'residual' or count_if(coalesce(d.family, '') = 'residual') over () < 2
+    select m.configuration_set, m.method_id, m.model_position
+    from ledger_member as m
+    join method as d on d.method_id = m.model_id
+    qualify coalesce(d.family, '') = 'residual'
+        or count_if(coalesce(d.family, '') = 'residual') over (partition by m.configuration_set) < 2
 ),
 test_lesion as (
     select l.subject_id, l.lesion_id
@@ -19,8 +19,8 @@ test_lesion as (
         and l.lesion_definition_id = 'conn6_floor'
 ),
 missed as (
-    select r.method_id, r.position, t.budget_cm3, l.subject_id, l.lesion_id
-    from residual as r
+    select r.method_id, t.budget_cm3, l.subject_id, l.lesion_id
+    from (select distinct method_id from residual) as r
     join subject_threshold as t using (method_id)
     cross join protocol
     join test_lesion as l on l.subject_id = t.subject_id
@@ -31,22 +31,24 @@ missed as (
         and t.reference_id = 'canonical' and t.support_id = 'brain' and t.voxel_volume_id = 'true'
 ),
 missed_count as (
-    select method_id, position, count(*) as n from missed group by all
+    select method_id, count(*) as n from missed group by all
 ),
 pair as (
     select
-        a.method_id as method_a, b.method_id as method_b, a.n as missed_a, b.n as missed_b,
+        a.configuration_set, a.method_id as method_a, b.method_id as method_b, m.n as missed_a, n.n as missed_b,
         (
             select count(*)
             from missed as x
             join missed as y using (subject_id, lesion_id)
             where x.method_id = a.method_id and y.method_id = b.method_id
         ) as missed_by_both
-    from missed_count as a
-    join missed_count as b on a.position < b.position
+    from residual as a
+    join residual as b on b.configuration_set = a.configuration_set and a.model_position < b.model_position
+    join missed_count as m on m.method_id = a.method_id
+    join missed_count as n on n.method_id = b.method_id
 )
 select
-    'primary' as configuration_set,
+    configuration_set,
     method_a || ' and ' || method_b as item,
     missed_by_both / (missed_a + missed_b - missed_by_both) as estimate,
     null as estimate_low, null as estimate_high,

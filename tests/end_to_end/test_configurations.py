@@ -46,6 +46,7 @@ CONFIGURATION_MARTS = (
     *("configuration", "configuration_level", "configuration_member", "configuration_score", "configuration_order"),
     *("configuration_variance", "configuration_contrast", "configuration_criterion", "selection"),
 )
+LEDGER_MARTS = ("ledger_member", "ledger_set", "configuration_phi_max", "configuration_share", "hypothesis")
 PRIMARY_MARTS = ("dropped_level", "cell_order", "universe_spread", "flip_share", "phi_max", "paired_contrast")
 
 
@@ -54,6 +55,7 @@ def several_sets(phantom: Path, folder: Path) -> Path:
     text = phantom.read_text()
     for patterns in ("reference/", "brain/", "intensity/", "maps/"):
         text = text.replace(f'"{patterns}', f'"{phantom.parent}/{patterns}')
+    text = text.replace('family = "feature"', 'family = "residual"')  # a family is a model's, whatever it learnt from
     names = {"diffuse": METHODS["diffuse", PRIMARY], "coarse": "diffuse", "sharp": "sharp", "sharp_twin": "sharp"}
     for declared, model in names.items():
         training_set = PRIMARY if declared == model else OTHER
@@ -67,6 +69,19 @@ def several_sets(phantom: Path, folder: Path) -> Path:
     shutil.copy(phantom.parent / "subjects.csv", folder)
     (folder / "study.toml").write_text(text)
     return folder / "study.toml"
+
+
+def alone(study: Path, training_set: str, folder: Path) -> Path:
+    """The study file with the maps of one training set alone, which are its primary ones; models in the same order."""
+    head, *methods = study.read_text().split("[[method]]")
+    last, *baselines = methods[-1].split("[[baseline]]")
+    owned = [text for text in (*methods[:-1], last) if f'training_set = "{training_set}"' in text]
+    owned.sort(key=lambda text: next(place for place, model in enumerate(MODELS) if f'id = "{model}"' in text))
+    head = head.replace(f'primary_training_set = "{PRIMARY}"', f'primary_training_set = "{training_set}"')
+    file = folder / "alone.toml"
+    file.write_text("[[method]]".join([head, *owned]) + "[[baseline]]" + "[[baseline]]".join(baselines))
+    shutil.copy(study.parent / "subjects.csv", folder)
+    return file
 
 
 def measured(study: Path, lake: Path) -> Manifest:
@@ -132,7 +147,7 @@ def test_other_training_sets_are_measured_gated_and_scored_like_methods(marts: C
 
 def test_a_release_with_several_training_sets_keeps_every_rule(release: tuple[Connection, Built]) -> None:
     connection, tables = release
-    for name in CONFIGURATION_MARTS:
+    for name in (*CONFIGURATION_MARTS, *LEDGER_MARTS, "hypothesis_case"):
         mart = tables.marts[name]
         assert declared_findings(connection, mart.table) == []
         assert list(check_findings(connection, mart.table, mart.checks)) == []
@@ -141,14 +156,7 @@ def test_a_release_with_several_training_sets_keeps_every_rule(release: tuple[Co
 def test_other_training_sets_move_nothing_of_the_primary_one(
     marts: Connection, study: Path, lake: Path, tmp_path: Path
 ) -> None:
-    head, *methods = study.read_text().split("[[method]]")
-    last, *baselines = methods[-1].split("[[baseline]]")
-    primaries = [text for text in (*methods[:-1], last) if f'"{PRIMARY}"' in text]
-    text = "[[method]]".join([head, *primaries]) + "[[baseline]]" + "[[baseline]]".join(baselines)
-    alone = tmp_path / "alone.toml"
-    alone.write_text(text)
-    shutil.copy(study.parent / "subjects.csv", tmp_path)
-    connection, _ = built(lake, measured(alone, lake), PRIMARY_MARTS)
+    connection, _ = built(lake, measured(alone(study, PRIMARY, tmp_path), lake), PRIMARY_MARTS)
     try:
         for mart in PRIMARY_MARTS:
             query = f"select * from {mart} order by all"
@@ -162,6 +170,9 @@ def test_other_training_sets_move_nothing_of_the_primary_one(
 def test_without_several_training_sets_these_marts_have_no_row(phantom_marts: Connection) -> None:
     for mart in CONFIGURATION_MARTS:
         assert rows(phantom_marts, f"select * from {mart}") == [], mart
+    assert rows(phantom_marts, "select distinct configuration_set from hypothesis") == [("primary",)]
+    for transform in ("configuration_statistic", "configuration_baseline_contrast"):
+        assert rows(phantom_marts, f"select * from {transform}") == [], transform
 
 
 def test_the_gate_alone_judges_other_training_sets_and_says_what_would_mend_them(study: Path, tmp_path: Path) -> None:
@@ -257,7 +268,8 @@ def test_replicate_0_is_the_mart_and_every_share_has_an_interval(marts: Connecti
         select v.term, v.share, s.value, v.share_low, v.share_high
         from configuration_variance as v
         left join configuration_statistic as s
-            on s.universe_set = v.universe_set and s.metric_id = v.metric_id and s.item = v.term and s.replicate = 0"""
+            on s.universe_set = v.universe_set and s.metric_id = v.metric_id and s.item = v.term and s.replicate = 0
+            and s.configuration_set is null"""
     found = rows(marts, joined)
     assert len(found) == 2 * 7 * (2 * 11 + 4)
     for term, share, value, low, high in found:
@@ -305,6 +317,7 @@ def test_resampled_variance_of_voxel_auroc(marts: Connection) -> None:
             scores[s, :, k, m] = statistics.fmean(values), statistics.median(values), whole
         expected = slow_shares(scores, ("support_id", "aggregation_id", "configuration"))
         where = f"universe_set = 'defensible' and metric_id = 'voxel_auroc' and replicate = {replicate}"
+        where += " and configuration_set is null"
         found = dict(rows(marts, f"select item, value from configuration_statistic where {where}"))
         for term, share in expected.items():
             assert found[term] == pytest.approx(share, abs=1e-9), (replicate, term)
@@ -452,6 +465,113 @@ def test_selection_on_resampled_validation_subjects(marts: Connection) -> None:
         assert n_replicates == REPLICATES
 
 
+CASE = "item, estimate, estimate_low, estimate_high, criterion_margin, is_supported"
+VERDICT = "verdict, supported_count, case_count, undecided_count"
+
+
+def ledger(marts: Connection, configuration_set: str, table: str, columns: str) -> list[tuple[Any, ...]]:
+    where = f"where configuration_set = '{configuration_set}'"
+    return rows(marts, f"select hypothesis_id, {columns} from {table} {where} order by all")
+
+
+def test_the_primary_maps_under_another_name_have_the_verdicts_of_the_primary_maps(marts: Connection) -> None:
+    assert rows(marts, "select configuration_set, same_as, status from ledger_set order by position")[:3] == [
+        ("primary", "primary", "ok"),
+        (f"all {PRIMARY}", "primary", "ok"),
+        (f"all {OTHER}", f"all {OTHER}", "ok"),
+    ]
+    for table, columns in (("hypothesis_case", f"{CASE}, reason"), ("hypothesis", f"{VERDICT}, reason")):
+        found = ledger(marts, f"all {PRIMARY}", table, columns)
+        assert found == ledger(marts, "primary", table, columns) and found
+
+
+def test_a_set_has_the_verdicts_of_a_study_whose_primary_maps_these_are(
+    marts: Connection, study: Path, lake: Path, tmp_path: Path
+) -> None:
+    """Numbers are equal, but for the last digits of what is summed about another centre."""
+    ledger_marts = ("hypothesis", "configuration_phi_max", "configuration_share")
+    connection, _ = built(lake, measured(alone(study, OTHER, tmp_path), lake), ledger_marts)
+    try:
+        undiagnosed = {"H7", "S7"}
+        for table, columns in (("hypothesis_case", CASE), ("hypothesis", VERDICT)):
+            expected = [row for row in ledger(connection, "primary", table, columns) if row[0] not in undiagnosed]
+            found = [row for row in ledger(marts, f"all {OTHER}", table, columns) if row[0] not in undiagnosed]
+            found = [(one, item.replace(f"~{OTHER}", ""), *rest) for one, item, *rest in found]
+            assert [row[:2] for row in found] == [row[:2] for row in expected]
+            for one, other in zip(found, expected, strict=True):
+                assert one[2:] == (pytest.approx(other[2:], abs=1e-12) if one[0] in ("H1", "H2") else other[2:]), one
+        decided = {row[0] for row in ledger(marts, f"all {OTHER}", "hypothesis", VERDICT) if row[1] != "not_testable"}
+        assert {"H1", "H2", "H3", "H5", "H6", "S1", "S2", "S3", "S5", "S6"} <= decided
+        for mart in ("configuration_phi_max", "configuration_share"):
+            query = f"select * exclude (configuration_set) from {mart} where configuration_set = '{{}}' order by all"
+            expected, found = rows(connection, query.format("primary")), rows(marts, query.format(f"all {OTHER}"))
+            assert [row[:1] for row in found] == [row[:1] for row in expected] and found
+            for one, other in zip(found, expected, strict=True):
+                assert one == pytest.approx(other, abs=1e-12)
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("metric", ["dice", "all", "voxel_ap"])
+def test_shares_and_flips_of_a_set_over_universes_written_out(marts: Connection, metric: str) -> None:
+    where = f"where configuration_set = 'all {OTHER}' and metric_id = '{metric}'"
+    scores = universe_array(marts, "defensible", metric)[..., 1, :]
+    found = dict(rows(marts, f"select term, share from configuration_share {where}"))
+    expected = slow_shares(scores, AXES)
+    assert found.keys() == expected.keys()
+    for term, share in expected.items():
+        assert found[term] == pytest.approx(share, abs=1e-11), term
+    difference = (scores[..., 0] - scores[..., 1]).ravel()
+    tied, above = int((abs(difference) < 1e-9).sum()), int((difference >= 1e-9).sum())
+    share = (min(above, len(difference) - tied - above) + tied / 2) / len(difference)
+    query = f"select value, value_low, value_high, method_a, method_b from configuration_phi_max {where}"
+    [(value, low, high, *pair)] = rows(marts, query)
+    assert (value, tuple(pair)) == (pytest.approx(share, abs=1e-12), MODELS)
+    assert 0 <= low <= high <= 0.5
+
+
+def test_contrasts_with_baselines_are_those_of_primary_maps(marts: Connection) -> None:
+    """Of one baseline less another set's maps: written out at the two levels about the budget."""
+    curve = """
+        select method_id, level, favg(burden) as burden, favg(dice) as dice
+        from (
+            select
+                c.method_id, c.level, (predicted_voxels - true_positive_voxels) * s.voxel_mm3 / 1000 as burden,
+                2 * true_positive_voxels / nullif(predicted_voxels + c.reference_voxels, 0)
+                    + case when c.reference_voxels = 0 then null else 0 end as dice
+            from threshold_curve as c
+            join cohort_subject as s using (subject_id)
+            where s.is_included and s.split = 'test' and postprocess_id = 'plain'
+                and reference_id = 'canonical' and support_id = 'brain' and voxel_volume_id = 'true'
+        )
+        group by all
+        order by method_id, level"""
+    levels: dict[str, list[tuple[float, float]]] = {}
+    for method, _, burden, dice in rows(marts, curve):
+        levels.setdefault(method, []).append((burden, dice))
+
+    def at_budget(method: str) -> float | None:
+        for (looser, more), (tighter, less) in itertools.pairwise(levels[method]):
+            if tighter <= 20 < looser:
+                weight = (20 - tighter) / (looser - tighter)
+                return (1 - weight) * less + weight * more
+        return None
+
+    found = rows(marts, "select method_a, method_b, budget_cm3, estimate from configuration_baseline_contrast")
+    others = [METHODS[model, OTHER] for model in MODELS]
+    assert {row[:2] for row in found} == set(itertools.product(others, ("FLAIR", "T2")))
+    reached = 0
+    for a, b, budget, estimate in found:
+        assert budget == 20
+        values = at_budget(a), at_budget(b)
+        if values[0] is None or values[1] is None:
+            assert estimate is None
+        else:
+            assert estimate == pytest.approx(values[0] - values[1], abs=1e-12)
+            reached += 1
+    assert reached
+
+
 def found_by(marts: Connection, title: str) -> list[tuple[Any, ...]]:
     [question] = [one for one in QUESTIONS if one.title.startswith(title)]
     return rows(marts, question.sql)
@@ -467,6 +587,10 @@ def test_findings_show_the_choice_and_the_orders(marts: Connection) -> None:
         "validation_selected",
     ]
     assert found_by(marts, "Training sets that are no level") == []
+    sets = dict(found_by(marts, "Hypotheses with other training sets"))
+    assert list(sets)[:2] == [f"all {PRIMARY}", f"all {OTHER}"] and len(sets) == 4
+    assert sets[f"all {PRIMARY}"] == "none: these are the primary maps"
+    assert "H7" not in sets[f"all {OTHER}"]  # not testable in either
     assert {row[0] for row in found_by(marts, "Operating points")} == {*MODELS, "FLAIR", "T2"}
 
 

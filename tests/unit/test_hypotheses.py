@@ -37,8 +37,8 @@ def test_a_study_takes_a_hypothesis_over_by_its_identifier_and_adds_its_own(tmp_
     assert found["H1"].source.file == tmp_path / "hypothesis" / "H1_my_reading.sql"
     assert found["H1"].statement == "Ours: the sky is high."
     assert "'sky' as item" in marts(tmp_path)["hypothesis_case"].sql
-    assert "phi_max" not in marts(tmp_path)["hypothesis_case"].inputs
-    assert "phi_max" in marts()["hypothesis_case"].inputs
+    assert "configuration_phi_max" not in marts(tmp_path)["hypothesis_case"].inputs
+    assert "configuration_phi_max" in marts()["hypothesis_case"].inputs
 
 
 @pytest.mark.parametrize(
