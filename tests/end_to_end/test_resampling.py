@@ -315,7 +315,8 @@ def test_intervals_are_quantiles_of_the_replicates_that_are_defined(phantom_mart
     frame = phantom_marts.sql("from replicate_statistic where replicate > 0").pl()
     values = frame.partition_by("universe_set", "statistic", "metric_id", "item", as_dict=True)
     assert len(intervals) == len(values)
-    for *key, low, high, count in intervals:
+    for which, *key, low, high, count in intervals:
+        assert which == "primary"
         drawn = values[tuple(key)].get_column("value").to_numpy()
         assert 0 < count == len(drawn) <= 1000
         assert [low, high] == pytest.approx(np.quantile(drawn, [0.025, 0.975]).tolist(), abs=1e-12)

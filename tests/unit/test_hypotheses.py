@@ -107,6 +107,7 @@ def test_cases_come_to_a_verdict() -> None:
         )
         columns = ", ".join(("hypothesis_id", *CASE_COLUMNS))
         connection.execute(f"create table hypothesis_case as from (values {CASES}) as t({columns})")
+        connection.execute("create table ledger_set as select 'primary' as configuration_set")
         body = read_mart(sql_folder() / "hypothesis.sql").sql
         rows = connection.sql(
             "select hypothesis_id, configuration_set, verdict, item, supported_count, case_count, undecided_count,"
