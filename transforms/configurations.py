@@ -27,7 +27,7 @@ from transforms.multiverse import (
     tallied_statistics,
 )
 from transforms.replicates import SUBJECT_QUERY, TEST_SUBJECT, dice_values, mean_and_median, numbers
-from transforms.resampling import Floats, Resample, draw, interval, p_values
+from transforms.resampling import Floats, Resample, by_block, draw, interval, p_values
 
 AXIS = "configuration"  # the eleventh axis, beside the columns that carry the ten
 METRICS = ("dice", "voxel_auroc", "voxel_ap")
@@ -214,7 +214,7 @@ def _subject_means(resample: Resample, rows: pl.DataFrame) -> tuple[Floats, int]
     """Mean over subjects by replicate, and how many subjects have a value."""
     values = np.full(resample.shape[1], np.nan)
     values[numbers(rows, "subject").astype(np.int64)] = numbers(rows, "value")
-    return np.concatenate([mean_and_median(block, values)[0] for block in resample.blocks()]), rows.height
+    return by_block(resample, lambda block: mean_and_median(block, values)[0]), rows.height
 
 
 @declared(
@@ -246,13 +246,14 @@ def configuration_baseline_contrast(protocol: Protocol, inputs: Inputs) -> pl.Da
 
 def _equal_burden_dice(cohort: Cohort, curve: Curve, budget: float) -> tuple[Floats, int]:
     """Mean Dice at a mean burden of exactly the budget, by replicate, and how many subjects have a Dice."""
-    blocks: list[Floats] = []
-    for block in cohort.resample.blocks():
+
+    def at_budget(block: Resample) -> Floats:
         above, below, weight = curve.matched(block, np.array([budget]), cohort.voxel_mm3)
         tighter, looser = curve.mean_dice(block, np.concatenate([above, below]), cohort.empty_dice)
-        blocks.append((1 - weight[0]) * tighter + weight[0] * looser)
+        return (1 - weight[0]) * tighter + weight[0] * looser
+
     dice = dice_values(curve.predicted, curve.true_positive, curve.reference, cohort.empty_dice)[0]
-    return np.concatenate(blocks), int((~np.isnan(dice)).sum())
+    return by_block(cohort.resample, at_budget), int((~np.isnan(dice)).sum())
 
 
 def _contrast(a: tuple[Floats, int], b: tuple[Floats, int], level: float) -> tuple[object, ...]:

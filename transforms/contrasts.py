@@ -34,6 +34,7 @@ from transforms.resampling import (
     Floats,
     Integers,
     Resample,
+    by_block,
     chosen,
     divided,
     draw,
@@ -285,13 +286,14 @@ def repeated(levels: Integers, resample: Resample) -> Integers:
 
 def _dice_at_points(cohort: Cohort, curve: Curve, validation: Integers) -> Floats:
     """Dice at the three operating points: operating points x aggregations x budgets x replicates."""
-    blocks: list[Floats] = []
-    for block in cohort.resample.blocks():
+
+    def at_points(block: Resample) -> Floats:
         above, below, weight = curve.matched(block, cohort.budgets, cohort.voxel_mm3)
         levels = np.concatenate([repeated(validation, block), above, below])
         fixed, matched, looser = np.split(curve.dice(block, levels, cohort.empty_dice), 3, axis=1)
-        blocks.append(np.stack([fixed, matched, (1 - weight) * matched + weight * looser]))
-    return np.concatenate(blocks, axis=-1)
+        return np.stack([fixed, matched, (1 - weight) * matched + weight * looser])
+
+    return by_block(cohort.resample, at_points)
 
 
 def _sensitivity_at_validation(cohort: Cohort, rows: pl.DataFrame, validation: Integers) -> tuple[Floats, int]:
@@ -303,11 +305,11 @@ def _sensitivity_at_validation(cohort: Cohort, rows: pl.DataFrame, validation: I
     lesions = dense(rows, places, shape, "lesion_count").astype(np.float64)[0]
     read, choice = np.unique(np.maximum(validation, 0), return_inverse=True)
     choice = np.where(validation == INFEASIBLE, INFEASIBLE, choice)
-    blocks = [
-        aggregated_sensitivity(block, hits[None, read], lesions, repeated(choice, block))[:, 0]
-        for block in cohort.resample.blocks()
-    ]
-    return np.concatenate(blocks, axis=-1), int((lesions > 0).sum())
+
+    def sensitivity(block: Resample) -> Floats:
+        return aggregated_sensitivity(block, hits[None, read], lesions, repeated(choice, block))[:, 0]
+
+    return by_block(cohort.resample, sensitivity), int((lesions > 0).sum())
 
 
 def _entry(
@@ -455,13 +457,14 @@ def _operating_ends(
     shape = (points, resample.shape[1])
     names = ("predicted_voxels", "true_positive_voxels", "reference_voxels")
     predicted, hit, reference = (dense(rows, places, shape, name).astype(np.float64) for name in names)
-    blocks: list[Floats] = []
-    for block in resample.blocks():
+
+    def points_of(block: Resample) -> Floats:
         only = np.zeros((1, len(block.counts)), np.int64)
         voxels = [part[:, None] for part in (predicted, hit, reference)]
         dice = aggregated_dice(block, voxels[0], voxels[1], voxels[2], only, protocol.parameters.empty_dice)
-        blocks.append(np.stack([*dice[:, :, 0], mean_burdens(block, predicted - hit, voxel_mm3)]))
-    values = np.concatenate(blocks, axis=-1)
+        return np.stack([*dice[:, :, 0], mean_burdens(block, predicted - hit, voxel_mm3)])
+
+    values = by_block(resample, points_of)
     low, high, _ = interval(values[..., 1:], protocol.parameters.interval_level)
     ends = np.stack([low, high], axis=1).reshape(len(INTERVAL_COLUMNS), points)
     return [_series(name, column) for name, column in zip(INTERVAL_COLUMNS, ends, strict=True)]
@@ -502,10 +505,11 @@ def gap_interval(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
 
 def _gaps(cohort: Cohort, curve: Curve, validation: Integers, matched: Integers) -> Floats:
     """Mean and interpolated gap: the two x budgets x replicates."""
-    blocks: list[Floats] = []
-    for block in cohort.resample.blocks():
+
+    def gaps(block: Resample) -> Floats:
         above, below, weight = curve.matched(block, cohort.budgets, cohort.voxel_mm3)
         levels = np.concatenate([repeated(validation, block), repeated(matched, block), above, below])
         before, fixed, tighter, looser = np.split(curve.mean_dice(block, levels, cohort.empty_dice), 4)
-        blocks.append(np.stack([fixed - before, (1 - weight) * tighter + weight * looser - before]))
-    return np.concatenate(blocks, axis=-1)
+        return np.stack([fixed - before, (1 - weight) * tighter + weight * looser - before])
+
+    return by_block(cohort.resample, gaps)

@@ -23,7 +23,7 @@ from transforms.contrasts import (
     nullable,
 )
 from transforms.replicates import dense, dice_values, numbers
-from transforms.resampling import Floats, Integers, Resample, divided, exact, interval, mean_burdens
+from transforms.resampling import Floats, Integers, Resample, by_block, divided, exact, interval, mean_burdens
 
 GAINS = (
     *("total_gain", "fixed_threshold_effect", "relaxation"),
@@ -123,8 +123,11 @@ def _rows(
     processed = _Series.of(Curve(*voxels[:3]), voxels[3], cohort.empty_dice)
     level_at = dict(zip(cohort.budgets.tolist(), validation.tolist(), strict=True))
     fixed = np.array([level_at[budget] for budget in keys.get_column("budget_cm3").to_list()])
-    blocks = [_gains(block, plain, processed, counts[0], fixed, cohort.voxel_mm3) for block in cohort.resample.blocks()]
-    gains = np.concatenate(blocks, axis=-1)[..., 1:]
+
+    def gains_of(block: Resample) -> Floats:
+        return _gains(block, plain, processed, counts[0], fixed, cohort.voxel_mm3)
+
+    gains = by_block(cohort.resample, gains_of)[..., 1:]
     low, high, defined = interval(gains, level)
     ends = [nullable(end[gain]) for gain in range(len(GAINS)) for end in (low, high)]
     key = keys.select("budget_cm3", "postprocess_id").iter_rows()

@@ -88,6 +88,11 @@ def in_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Re
         return list(pool.map(work, items))
 
 
+def by_block(resample: Resample, work: Callable[[Resample], Floats]) -> Floats:
+    """A statistic of every replicate (the last axis), worked out on a few threads, a block of replicates each."""
+    return np.concatenate(in_threads(work, resample.blocks()), axis=-1)
+
+
 def draw(subjects: int, replicates: int, seed: int) -> Resample:
     """Replicate 0, which takes every subject once, and `replicates` draws of n from n with replacement.
 

@@ -24,10 +24,10 @@ from transforms.resampling import (
     Floats,
     Integers,
     Resample,
+    by_block,
     divided,
     draw,
     exact,
-    in_threads,
     mean_burdens,
     medians,
 )
@@ -245,7 +245,7 @@ def _candidates(inputs: Inputs, split: str, methods: Sequence[str], parameters: 
 
 def _replicated(criterion: Criterion, candidate: Candidate, resample: Resample) -> Floats:
     """A criterion in every replicate, replicate 0 (every subject once) first."""
-    return np.concatenate(in_threads(lambda block: criterion(candidate, block), resample.blocks()))
+    return by_block(resample, lambda block: criterion(candidate, block))
 
 
 def _subjects(criterion: Criterion, candidate: Candidate) -> int:

@@ -18,7 +18,17 @@ from expectations.protocol import Protocol
 from ingest.compiled import compiled
 from transforms.catalog import Inputs, declared
 from transforms.replicates import SUBJECT_QUERY, TEST_SUBJECT, mean_and_median, numbers
-from transforms.resampling import Floats, Integers, Resample, divided, draw, exact, interval, pooled_slice_auroc
+from transforms.resampling import (
+    Floats,
+    Integers,
+    Resample,
+    divided,
+    draw,
+    exact,
+    in_threads,
+    interval,
+    pooled_slice_auroc,
+)
 
 Flags = NDArray[np.bool_]
 SUMMARIES = ("score_max", "score_p99", "score_mean")
@@ -308,9 +318,15 @@ def slice_auroc(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
     resample = draw(inputs["test_subject"].height, parameters.multiverse_replicates, parameters.seed)
     rows: list[tuple[object, ...]] = []
     parts = inputs["slice"].partition_by("method_id", "support_id", maintain_order=True)
-    for scorer, summary, support, profile in _profiles(parts, resample.shape[1]):
-        lends = summary == SUMMARIES[0]
-        for estimator, estimate in _estimates(resample, profile, protocol, lends).items():
+    profiles = list(_profiles(parts, resample.shape[1]))
+
+    def estimates_of(one: tuple[str, str, str, Profile]) -> dict[str, _Estimate]:
+        _, summary, _, profile = one
+        return _estimates(resample, profile, protocol, lends=summary == SUMMARIES[0])
+
+    found = in_threads(estimates_of, profiles)
+    for (scorer, summary, support, _), estimates in zip(profiles, found, strict=True):
+        for estimator, estimate in estimates.items():
             for aggregation in AGGREGATIONS:
                 if aggregation in estimate.values:
                     key = (scorer, summary, estimator, support, aggregation)
