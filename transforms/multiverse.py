@@ -224,34 +224,33 @@ def multiverse_queries(members: str) -> dict[str, str]:
             left join slice_ranking as r using (method_id, subject_id, reference_id, support_id)
             where s.voxel_volume_id = 'true'""",
         **{
-            f"{kind} {reference} {support}": query(members, reference, support)
+            f"{kind} {reference}": query(members, reference)
             for kind, query in (("histogram", histogram_query), ("slice", slice_query))
             for reference in ("canonical", "own_mapped", "round_trip")
-            for support in ("brain", "brain_in_view")
         },
     }
 
 
-def histogram_query(members: str, reference_id: str, support_id: str) -> str:
-    """SQL of the score histograms of the test cohort for one reference and support."""
+def histogram_query(members: str, reference_id: str) -> str:
+    """SQL of the score histograms of the test cohort for one reference."""
     return f"""
         with {series_cte(members)}, {TEST_SUBJECT}
         select s.series, t.subject, h.bin, h.positive_voxels, h.negative_voxels
         from score_histogram as h
         join series as s using (method_id, reference_id, support_id)
         join test_subject as t using (subject_id)
-        where h.reference_id = '{reference_id}' and h.support_id = '{support_id}' and s.voxel_volume_id = 'true'"""
+        where h.reference_id = '{reference_id}' and s.voxel_volume_id = 'true'"""
 
 
-def slice_query(members: str, reference_id: str, support_id: str) -> str:
-    """SQL of the slices of the test cohort for one reference and support."""
+def slice_query(members: str, reference_id: str) -> str:
+    """SQL of the slices of the test cohort for one reference."""
     return f"""
         with {series_cte(members)}, {TEST_SUBJECT}
         select s.series, t.subject, x.score_max, x.reference_voxels_{reference_id} > 0 as is_positive
         from slice_score as x
         join series as s using (method_id, support_id)
         join test_subject as t using (subject_id)
-        where s.reference_id = '{reference_id}' and x.support_id = '{support_id}' and s.voxel_volume_id = 'true'
+        where s.reference_id = '{reference_id}' and s.voxel_volume_id = 'true'
             and x.reference_voxels_{reference_id} is not null"""
 
 
@@ -359,6 +358,9 @@ class Multiverse:
         self.rankings = by_series(inputs["ranking"])
         self.choices = _fixed(inputs["threshold_choice"], protocol.parameters.budgets_cm3)
         drawn = pl.col("replicate") < len(self.resample.counts)
+        self.reference: str | None = None
+        self.histograms: dict[int, pl.DataFrame] = {}
+        self.slices: dict[int, pl.DataFrame] = {}
         self.matched = _matched(inputs["replicate_level"].filter(drawn))
 
     def groups(self) -> Iterator[tuple[tuple[str, str, str], _Cells]]:
@@ -400,14 +402,21 @@ class Multiverse:
         """Number of a series."""
         return self.series_number[method, *key]
 
+    def _of_reference(self, reference: str) -> tuple[dict[int, pl.DataFrame], dict[int, pl.DataFrame]]:
+        """Histograms and slices of every series of a reference; those of one reference are held at a time."""
+        if reference != self.reference:
+            self.histograms.clear()
+            self.reference = reference
+            self.histograms = by_series(self.inputs[f"histogram {reference}"])
+            self.slices = by_series(self.inputs[f"slice {reference}"])
+        return self.histograms, self.slices
+
     def _threshold_free(self, key: tuple[str, str, str], cells: _Cells) -> dict[str, dict[tuple[str, str], Floats]]:
         """Threshold-free scores by method, then metric and aggregation."""
         wanted = set(cells.rows.get_column("metric_id"))
         if not wanted & {"voxel_auroc", "voxel_ap", "slice_auroc", "slice_aroc"}:
             return {}
-        reference, support, _ = key
-        histograms = by_series(self.inputs[f"histogram {reference} {support}"])
-        slices = by_series(self.inputs[f"slice {reference} {support}"])
+        histograms, slices = self._of_reference(key[0])
         scores: dict[str, dict[tuple[str, str], Floats]] = {}
         for method in self.methods:
             number = self.number(method, key)
