@@ -54,5 +54,5 @@ select
 from counted as c
 left join significant as s using (method_a, method_b)
 left join replicate_interval as i
-    on i.configuration_set = 'primary' and i.statistic = 'flip_share' and i.universe_set = c.universe_set and i.metric_id = c.metric_id
-    and i.item = c.method_a || '|' || c.method_b
+    on i.configuration_set = 'primary' and i.statistic = 'flip_share' and i.universe_set = c.universe_set
+    and i.metric_id = c.metric_id and i.item = c.method_a || '|' || c.method_b

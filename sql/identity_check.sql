@@ -267,6 +267,12 @@ pooled_blocks as (
     join block as b using (method_id, reference_id, support_id)
     where p.positive_voxels > 0 and p.negative_voxels > 0
 ),
+-- plain curves in the reference setting
+reference_curve as (
+    select method_id, subject_id, level, predicted_voxels, true_positive_voxels
+    from threshold_curve
+    where reference_id = 'canonical' and support_id = 'brain' and voxel_volume_id = 'true' and postprocess_id = 'plain'
+),
 -- diagnostics: the declared variant is the map as it is measured otherwise, and a corruption is a candidate transform
 declared_variant as (
     select
@@ -288,9 +294,8 @@ declared_count as (
         sum(c.predicted_voxels + c.true_positive_voxels)::double as right_value,
         0 as tolerance
     from variant_curve as v
-    join threshold_curve as c using (method_id, subject_id, level)
-    where v.variant_id = 'declared' and c.reference_id = 'canonical' and c.support_id = 'brain'
-        and c.voxel_volume_id = 'true' and c.postprocess_id = 'plain'
+    join reference_curve as c using (method_id, subject_id, level)
+    where v.variant_id = 'declared'
     group by v.method_id
 ),
 declared_hit as (
@@ -345,11 +350,9 @@ region_sum as (
         sum(coalesce(r.predicted_voxels + r.true_positive_voxels, 0))::double as left_value,
         sum(c.predicted_voxels + c.true_positive_voxels)::double as right_value,
         0 as tolerance
-    from threshold_curve as c
+    from reference_curve as c
     left join region_total as r using (method_id, subject_id, level)
-    where c.reference_id = 'canonical' and c.support_id = 'brain' and c.voxel_volume_id = 'true'
-        and c.postprocess_id = 'plain'
-        and (c.method_id, c.subject_id) in (select (method_id, subject_id) from region_total)
+    where (c.method_id, c.subject_id) in (select (method_id, subject_id) from region_total)
     group by c.method_id
 ),
 component_sum as (
@@ -359,11 +362,9 @@ component_sum as (
         sum(coalesce(o.true_positive_voxels, 0))::double as left_value,
         sum(c.true_positive_voxels)::double as right_value,
         0 as tolerance
-    from threshold_curve as c
+    from reference_curve as c
     left join component_total as o using (method_id, subject_id, level)
-    where c.reference_id = 'canonical' and c.support_id = 'brain' and c.voxel_volume_id = 'true'
-        and c.postprocess_id = 'plain'
-        and (c.method_id, c.subject_id) in (select (method_id, subject_id) from component_total)
+    where (c.method_id, c.subject_id) in (select (method_id, subject_id) from component_total)
     group by c.method_id
 ),
 every_side as (

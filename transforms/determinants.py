@@ -53,7 +53,7 @@ def penalised_likelihood(design: Floats, hit: Floats, weights: Floats) -> tuple[
     sign, log_determinant = np.linalg.slogdet(information) if information.any() else (0.0, -np.inf)
     if not sign > 0:
         return -np.inf, np.zeros(len(weights))
-    leverage = variance * ((design @ np.linalg.pinv(information)) * design).sum(axis=1)
+    leverage = variance * (np.linalg.solve(information, design.T).T * design).sum(axis=1)
     value = hit @ linear - np.logaddexp(0, linear).sum() + 0.5 * log_determinant
     return float(value), design.T @ (hit - probability + leverage * (0.5 - probability))
 

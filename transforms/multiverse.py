@@ -405,8 +405,7 @@ class Multiverse:
     def _of_reference(self, reference: str) -> tuple[dict[int, pl.DataFrame], dict[int, pl.DataFrame]]:
         """Histograms and slices of every series of a reference; those of one reference are held at a time."""
         if reference != self.reference:
-            self.histograms.clear()
-            self.reference = reference
+            self.reference, self.histograms, self.slices = reference, {}, {}  # let go of the last before the next
             self.histograms = by_series(self.inputs[f"histogram {reference}"])
             self.slices = by_series(self.inputs[f"slice {reference}"])
         return self.histograms, self.slices
@@ -421,7 +420,7 @@ class Multiverse:
         for method in self.methods:
             number = self.number(method, key)
             scores[method] = free_scores(
-                self.resample, self.rankings[number], histograms.pop(number, None), slices.get(number), self.protocol
+                self.resample, self.rankings[number], histograms.get(number), slices.get(number), self.protocol
             )
         return scores
 

@@ -840,7 +840,7 @@ class Twin:
                 best, best_level = dice, level
         return best_level
 
-    def test_counts(self, series: Series, rule: str, budget: float, postprocess: str) -> list[tuple[int, int, int]]:
+    def counts_on_test(self, series: Series, rule: str, budget: float, postprocess: str) -> list[tuple[int, int, int]]:
         """One triple per test subject; none at all where the rule is infeasible."""
         choice = self.choose(series, rule, budget)
         if choice.status != "ok":
@@ -938,7 +938,7 @@ class Twin:
 
     @remembered
     def dice_score(self, series: Series, rule: str, budget: float, postprocess: str, aggregation: str) -> float | None:
-        counts = self.test_counts(series, rule, budget, postprocess)
+        counts = self.counts_on_test(series, rule, budget, postprocess)
         return self.aggregate_dice(counts, aggregation) if counts else None
 
 
@@ -1332,7 +1332,7 @@ def operating_rows(at: Side) -> Rows:
         series = Series(method_id, "canonical", "brain", "true")
         choice = at.twin.choose(series, rule, budget)
         for postprocess in AXES["postprocess_id"]:
-            counts = at.twin.test_counts(series, rule, budget, postprocess)
+            counts = at.twin.counts_on_test(series, rule, budget, postprocess)
             if not counts:
                 continue
             burdens = [float(at.twin.burden(series, triple)) for triple in counts]
@@ -1781,7 +1781,7 @@ def test_cell_scores(phantom: Side, multiverse: Multiverse) -> None:
     assert not any(score is None for scores in multiverse.scores.values() for score in scores)
 
 
-def compare_multiverse(at: Side, multiverse: Multiverse) -> None:
+def assert_same_multiverse(at: Side, multiverse: Multiverse) -> None:
     flips = multiverse.flip_share()
     assert_same_rows(at.marts, "flip_share", "universe_set, metric_id, method_a, method_b", flips)
     assert_same_rows(at.marts, "variance_share", "universe_set, metric_id, term", multiverse.variance_share(), 1e-9)
@@ -1804,7 +1804,7 @@ def compare_multiverse(at: Side, multiverse: Multiverse) -> None:
 
 
 def test_flips_sums_of_squares_orders_and_spread(phantom: Side, multiverse: Multiverse) -> None:
-    compare_multiverse(phantom, multiverse)
+    assert_same_multiverse(phantom, multiverse)
 
 
 # Variants of the study
