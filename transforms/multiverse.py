@@ -224,22 +224,26 @@ def multiverse_queries(members: str) -> dict[str, str]:
             left join slice_ranking as r using (method_id, subject_id, reference_id, support_id)
             where s.voxel_volume_id = 'true'""",
         **{
-            f"{kind} {reference}": query(members, reference)
-            for kind, query in (("histogram", histogram_query), ("slice", slice_query))
+            f"histogram {reference} {support}": histogram_query(members, reference, support)
+            for reference in ("canonical", "own_mapped", "round_trip")
+            for support in ("brain", "brain_in_view")
+        },
+        **{
+            f"slice {reference}": slice_query(members, reference)
             for reference in ("canonical", "own_mapped", "round_trip")
         },
     }
 
 
-def histogram_query(members: str, reference_id: str) -> str:
-    """SQL of the score histograms of the test cohort for one reference."""
+def histogram_query(members: str, reference_id: str, support_id: str) -> str:
+    """SQL of the score histograms of the test cohort for one reference and support: the largest rows of all."""
     return f"""
         with {series_cte(members)}, {TEST_SUBJECT}
         select s.series, t.subject, h.bin, h.positive_voxels, h.negative_voxels
         from score_histogram as h
         join series as s using (method_id, reference_id, support_id)
         join test_subject as t using (subject_id)
-        where h.reference_id = '{reference_id}' and s.voxel_volume_id = 'true'"""
+        where h.reference_id = '{reference_id}' and h.support_id = '{support_id}' and s.voxel_volume_id = 'true'"""
 
 
 def slice_query(members: str, reference_id: str) -> str:
@@ -359,7 +363,6 @@ class Multiverse:
         self.choices = _fixed(inputs["threshold_choice"], protocol.parameters.budgets_cm3)
         drawn = pl.col("replicate") < len(self.resample.counts)
         self.reference: str | None = None
-        self.histograms: dict[int, pl.DataFrame] = {}
         self.slices: dict[int, pl.DataFrame] = {}
         self.matched = _matched(inputs["replicate_level"].filter(drawn))
 
@@ -402,25 +405,24 @@ class Multiverse:
         """Number of a series."""
         return self.series_number[method, *key]
 
-    def _of_reference(self, reference: str) -> tuple[dict[int, pl.DataFrame], dict[int, pl.DataFrame]]:
-        """Histograms and slices of every series of a reference; those of one reference are held at a time."""
+    def _slices(self, reference: str) -> dict[int, pl.DataFrame]:
+        """Slices of every series of a reference, both supports; those of the last reference are kept."""
         if reference != self.reference:
-            self.reference, self.histograms, self.slices = reference, {}, {}  # let go of the last before the next
-            self.histograms = by_series(self.inputs[f"histogram {reference}"])
-            self.slices = by_series(self.inputs[f"slice {reference}"])
-        return self.histograms, self.slices
+            self.reference, self.slices = reference, by_series(self.inputs[f"slice {reference}"])
+        return self.slices
 
     def _threshold_free(self, key: tuple[str, str, str], cells: _Cells) -> dict[str, dict[tuple[str, str], Floats]]:
         """Threshold-free scores by method, then metric and aggregation."""
         wanted = set(cells.rows.get_column("metric_id"))
         if not wanted & {"voxel_auroc", "voxel_ap", "slice_auroc", "slice_aroc"}:
             return {}
-        histograms, slices = self._of_reference(key[0])
+        reference, support, _ = key
+        histograms, slices = by_series(self.inputs[f"histogram {reference} {support}"]), self._slices(reference)
         scores: dict[str, dict[tuple[str, str], Floats]] = {}
         for method in self.methods:
             number = self.number(method, key)
             scores[method] = free_scores(
-                self.resample, self.rankings[number], histograms.get(number), slices.get(number), self.protocol
+                self.resample, self.rankings[number], histograms.pop(number, None), slices.get(number), self.protocol
             )
         return scores
 
