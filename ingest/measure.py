@@ -45,6 +45,11 @@ def measure_task(task: Task, store: PartStore) -> None:
         BadInput: A file of the task is refused.
     """
     measurement = Measurement(task)
+    wanted = {part.table for part in task.parts}
+    if "lesion_evidence" in wanted:
+        _ = measurement.shells  # the subject's alone, like its regions: found before a map is held beside them
+    if "region_curve" in wanted:
+        _ = measurement.regions
     for part in task.parts:
         table = lake_tables()[part.table]
         store.write(part, table, MEASURES[part.table](measurement))

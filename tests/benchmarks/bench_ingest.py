@@ -142,12 +142,13 @@ def run_stages(stages: Stages, task: Task, store: PartStore) -> None:
     forget_subject()
     measurement = Measurement(task)
     stages.run("read reference and brain", lambda: measurement.volumes)
+    stages.run("shells around lesions", lambda: measurement.shells)
+    stages.run("regions of lesions", lambda: measurement.regions)
     stages.run("read and map the map", lambda: measurement.scores)
     stages.run("read the own reference", lambda: measurement.own)
     stages.run("own_mapped, round_trip", lambda: measurement.references)
     stages.run("supports", lambda: [(s.positive, s.clipped_inside) for s in measurement.supports])
     stages.run("label lesions", lambda: measurement.lesions)
-    stages.run("shells around lesions", lambda: measurement.shells)
     stages.run("passes (supports x connectivities)", lambda: measurement.sweeps)
     stages.run("slices", lambda: measurement.slices)
     frames: dict[str, pl.DataFrame] = {}
@@ -167,7 +168,7 @@ def run_floor(stages: Stages, task: Task) -> None:
     stages.run("floor: decode masks", lambda: [read_labels(source.url, source.labels) for source in sources])
     measurement = Measurement(task)
     support = measurement.supports[0]
-    lesions = [label_reference(measurement.volumes.reference, support.mask, 6)]
+    lesions = [label_reference(support.references["canonical"], support.mask, 6)]
     stages.run(
         "floor: one pass",
         lambda: sweep(order_voxels(support.clipped, support.mask, WORKSPACE), lesions, 6, [1.0], 50.0, 50.0),

@@ -16,6 +16,7 @@ from ingest.manifest import Failure
 from ingest.measurement import LesionsOfSupport, Measurement, Support, subject_shells
 from ingest.measures import MEASURES
 from ingest.plan import Task
+from ingest.regions import load_regions
 from ingest.run import Ingest
 from ingest.sweep import Sweep
 from ingest.volumes import Mask, load_subject
@@ -96,3 +97,4 @@ def forget_subject() -> None:
     """Let the next task read reference and brain again, as the first of a subject does."""
     load_subject.cache_clear()
     subject_shells.cache_clear()
+    load_regions.cache_clear()
