@@ -292,12 +292,12 @@ def summary(connection: duckdb.DuckDBPyConnection) -> str:
         connection,
         """
         select
-            (select count(*) from universe), (select count_if(status = 'ok') from universe),
-            (select count_if(status = 'ok' and is_defensible) from universe),
-            (select count_if(kind = 'method' and is_ranked) from ranked_method),
-            (select count_if(is_included and split = 'test') from cohort_subject),
-            (select count_if(is_included and split = 'validation') from cohort_subject),
-            (select count_if(not is_included) from cohort_subject),
+            (select count(*) from universe), (select count(*) filter (status = 'ok') from universe),
+            (select count(*) filter (status = 'ok' and is_defensible) from universe),
+            (select count(*) filter (kind = 'method' and is_ranked) from ranked_method),
+            (select count(*) filter (is_included and split = 'test') from cohort_subject),
+            (select count(*) filter (is_included and split = 'validation') from cohort_subject),
+            (select count(*) filter (not is_included) from cohort_subject),
             (select calibration_share from protocol), (select max(fold_count) from crossfit_fold)
         """,
     )

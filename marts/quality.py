@@ -82,7 +82,7 @@ def declared_findings(
     rules = [rule for column in table.columns for rule in _sql_rules(column)]
     findings: list[Finding] = []
     if rules:
-        counts = ", ".join(f"count_if({violation})" for _, violation in rules)
+        counts = ", ".join(f"count(*) filter ({violation})" for _, violation in rules)
         row = first_row(connection, f"select {counts} from {table.name}") or ()
         for (rule, violation), count in zip(rules, row, strict=True):
             if count:
@@ -119,7 +119,7 @@ def check_findings(connection: duckdb.DuckDBPyConnection, table: Table, checks: 
     if not checks:
         return
     violations = [f"not ({check.condition})" for check in checks]
-    counts = ", ".join(f"count_if({violation})" for violation in violations)
+    counts = ", ".join(f"count(*) filter ({violation})" for violation in violations)
     row = first_row(connection, f"select {counts} from {table.name}") or ()
     for check, violation, count in zip(checks, violations, row, strict=True):
         if count:

@@ -24,8 +24,8 @@ counted as (
     select
         p.cell_id,
         sum(p.direction::int * r.direction::int) as concordance,
-        count_if(p.direction <> 0) as untied,
-        count_if(r.direction <> 0) as reference_untied
+        count(*) filter (p.direction <> 0) as untied,
+        count(*) filter (r.direction <> 0) as reference_untied
     from pair as p
     join reference_pair as r using (method_a, method_b)
     group by p.cell_id

@@ -21,10 +21,10 @@ with marked as (
 select
     split,
     count(*) as n_subjects,
-    count_if(is_included) as included_count,
-    count_if(is_empty) as empty_reference_count,
+    count(*) filter (is_included) as included_count,
+    count(*) filter (is_empty) as empty_reference_count,
     count(distinct reference_sha256) filter (not is_empty) as distinct_reference_count,
-    count_if(is_repeated and not is_empty) as repeated_reference_count,
+    count(*) filter (is_repeated and not is_empty) as repeated_reference_count,
     min(shape_0) as shape_0_minimum, median(shape_0) as shape_0_median, max(shape_0) as shape_0_maximum,
     min(shape_1) as shape_1_minimum, median(shape_1) as shape_1_median, max(shape_1) as shape_1_maximum,
     min(shape_2) as shape_2_minimum, median(shape_2) as shape_2_median, max(shape_2) as shape_2_maximum,

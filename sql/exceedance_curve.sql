@@ -4,8 +4,8 @@
 select
     c.method_id, c.split, c.reference_id, c.support_id, c.voxel_volume_id, b.budget_cm3, c.level,
     count(*) as n_subjects,
-    count_if(c.burden_cm3 > b.budget_cm3) as burden_exceedance_count,
-    count_if(c.predicted_voxels * c.voxel_mm3 / 1000 > b.budget_cm3) as volume_exceedance_count
+    count(*) filter (c.burden_cm3 > b.budget_cm3) as burden_exceedance_count,
+    count(*) filter (c.predicted_voxels * c.voxel_mm3 / 1000 > b.budget_cm3) as volume_exceedance_count
 from subject_curve as c
 cross join budget as b
 where c.postprocess_id = 'plain'

@@ -21,9 +21,9 @@ universes as (
 counted as (
     select
         universe_set, metric_id, method_a, method_b,
-        count_if(difference >= tie_tolerance) as greater_count,
-        count_if(difference <= -tie_tolerance) as less_count,
-        count_if(abs(difference) < tie_tolerance) as tie_count,
+        count(*) filter (difference >= tie_tolerance) as greater_count,
+        count(*) filter (difference <= -tie_tolerance) as less_count,
+        count(*) filter (abs(difference) < tie_tolerance) as tie_count,
         (least(greater_count, less_count) + tie_count / 2) / count(*) as flip_share,
         median(abs(difference)) as median_abs_difference,
         median(difference) filter (where difference >= tie_tolerance) as median_lead_a,
@@ -37,8 +37,8 @@ counted as (
 significant as (
     select
         method_a, method_b,
-        count_if(p_holm <= 1 - interval_level and estimate > 0) as significant_a,
-        count_if(p_holm <= 1 - interval_level and estimate < 0) as significant_b
+        count(*) filter (p_holm <= 1 - interval_level and estimate > 0) as significant_a,
+        count(*) filter (p_holm <= 1 - interval_level and estimate < 0) as significant_b
     from paired_contrast
     cross join protocol
     where metric_id = 'dice' and operating_point = 'validation'

@@ -22,9 +22,9 @@ ranked as (
 counted as (
     select
         hypothesis_id, configuration_set,
-        count_if(is_supported) as supported_count,
+        count(*) filter (is_supported) as supported_count,
         count(is_supported) as case_count,
-        count_if(is_supported is null) as undecided_count
+        count(*) filter (is_supported is null) as undecided_count
     from hypothesis_case
     group by all
 )

@@ -118,7 +118,7 @@ step as (
     window along as (partition by curve order by level)
 ),
 risen as (
-    select curve, count_if(rises) as rises from step group by curve
+    select curve, count(*) filter (rises) as rises from step group by curve
 ),
 monotone as (
     select

@@ -15,10 +15,10 @@ by_size as (
     select
         p.method_id, p.threshold_rule_id, p.budget_cm3, m.postprocess_id,
         'conn6_floor' as lesion_definition_id, l.size_class,
-        count_if(m.matched_iou >= 0.10) as hit_iou_10,
-        count_if(m.matched_iou >= 0.25) as hit_iou_25,
-        count_if(m.matched_iou >= 0.50) as hit_iou_50,
-        count_if(m.overlap_voxels > 0) as hit_any_overlap,
+        count(*) filter (m.matched_iou >= 0.10) as hit_iou_10,
+        count(*) filter (m.matched_iou >= 0.25) as hit_iou_25,
+        count(*) filter (m.matched_iou >= 0.50) as hit_iou_50,
+        count(*) filter (m.overlap_voxels > 0) as hit_any_overlap,
         count(*) as n_lesions,
         count(distinct p.subject_id) as n_subjects,
         any_value(l.size_limit_mm3) as size_limit_mm3

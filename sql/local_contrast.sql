@@ -28,8 +28,8 @@ counted as (
         favg(lesion_voxels / (lesion_voxels + shell_voxels)) filter (shell_voxels > 0) as local_average_precision_chance,
         count(local_auroc) as n_lesions,
         count(distinct subject_id) filter (local_auroc is not null) as n_subjects,
-        count_if(shell_voxels > 0 and shell_voxels < lesion_voxels) as n_short_shells,
-        count_if(local_auroc is null) as n_without_shell,
+        count(*) filter (shell_voxels > 0 and shell_voxels < lesion_voxels) as n_short_shells,
+        count(*) filter (local_auroc is null) as n_without_shell,
         any_value(size_limit_mm3) as size_limit_mm3
     from long
     where size_class is not null

@@ -22,7 +22,7 @@ with point as (
         median(o.burden_cm3) as burden_cm3_median,
         quantile_cont(o.burden_cm3, 0.95) as burden_cm3_p95,
         max(o.burden_cm3) as burden_cm3_max,
-        count_if(o.burden_cm3 > o.budget_cm3) / count(*) as exceedance
+        count(*) filter (o.burden_cm3 > o.budget_cm3) / count(*) as exceedance
     from operating_subject as o
     join cohort_subject as s using (subject_id)
     left join crossfit_fold as f using (subject_id)

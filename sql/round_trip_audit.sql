@@ -19,7 +19,7 @@ own as (
         p.method_id,
         count(*) as n_subjects,
         count(o.subject_id) as n_own,
-        count_if(coalesce(o.round_trip_dice = 1, o.own_in_view_voxels = 0)) as own_equal_count
+        count(*) filter (coalesce(o.round_trip_dice = 1, o.own_in_view_voxels = 0)) as own_equal_count
     from pair as p
     left join gate_overlap as o using (method_id, subject_id)
     group by p.method_id
@@ -43,9 +43,9 @@ stage as (
 summed as (
     select
         method_id, lesion_definition_id,
-        count_if(stage = 'canonical') as canonical_lesion_count,
-        count_if(stage = 'in_view') as in_view_lesion_count,
-        count_if(stage = 'round_trip') as round_trip_lesion_count,
+        count(*) filter (stage = 'canonical') as canonical_lesion_count,
+        count(*) filter (stage = 'in_view') as in_view_lesion_count,
+        count(*) filter (stage = 'round_trip') as round_trip_lesion_count,
         coalesce(fsum(volume_mm3) filter (stage = 'canonical'), 0) as canonical_mm3,
         coalesce(fsum(volume_mm3) filter (stage = 'in_view'), 0) as in_view_mm3,
         coalesce(fsum(volume_mm3) filter (stage = 'round_trip'), 0) as round_trip_mm3

@@ -34,8 +34,8 @@ pooled_slice as (
 tied as (
     select
         method_id, support_id, reference_id, score_max,
-        count_if(is_positive) as positive,
-        count_if(not is_positive) as negative
+        count(*) filter (is_positive) as positive,
+        count(*) filter (not is_positive) as negative
     from pooled_slice
     where is_positive is not null
     group by all
@@ -79,6 +79,6 @@ join subjects as s using (method_id, reference_id, support_id)
 union all
 select
     method_id, 'slice_aroc', support_id, reference_id, 'pooled',
-    1 - fsum(placement_sum) / nullif(sum(matched_count), 0), count_if(matched_count > 0)
+    1 - fsum(placement_sum) / nullif(sum(matched_count), 0), count(*) filter (matched_count > 0)
 from per_subject
 group by all

@@ -27,10 +27,10 @@ counted as (
 select
     method_id,
     count(*) as n_subjects,
-    count_if(header_agrees) as header_agrees_count,
+    count(*) filter (header_agrees) as header_agrees_count,
     median(header_voxel_mm3) as header_voxel_mm3_median,
     median(declared_voxel_mm3) as declared_voxel_mm3_median,
-    count_if(coalesce(is_counted, false)) as n_counted,
+    count(*) filter (is_counted) as n_counted,
     median(counted_voxel_mm3) filter (is_counted) as counted_voxel_mm3_median,
     min(counted_voxel_mm3) filter (is_counted) as counted_voxel_mm3_minimum,
     max(counted_voxel_mm3) filter (is_counted) as counted_voxel_mm3_maximum,

@@ -50,7 +50,7 @@ SERIES_KEY = ("method_id", "reference_id", "support_id", "voxel_volume_id")
 
 STANDING = """
     standing as (
-        select cell_id, count_if(is_defensible)::integer as weight_defensible, count(*)::integer as weight_all
+        select cell_id, count(*) filter (is_defensible)::integer as weight_defensible, count(*)::integer as weight_all
         from universe
         where status = 'ok'
         group by cell_id
@@ -195,7 +195,7 @@ def multiverse_queries(members: str) -> dict[str, str]:
             )
             select
                 cell_id, axis_column, level_id,
-                count_if(is_defensible)::integer as weight_defensible, count(*)::integer as weight_all
+                count(*) filter (is_defensible)::integer as weight_defensible, count(*)::integer as weight_all
             from entry
             group by all""",
         "curve_point": visited_query(

@@ -9,7 +9,7 @@ with residual as (
     from ledger_member as m
     join method as d on d.method_id = m.model_id
     qualify coalesce(d.family, '') = 'residual'
-        or count_if(coalesce(d.family, '') = 'residual') over (partition by m.configuration_set) < 2
+        or count(*) filter (d.family = 'residual') over (partition by m.configuration_set) < 2
 ),
 test_lesion as (
     select l.subject_id, l.lesion_id

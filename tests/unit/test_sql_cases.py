@@ -56,6 +56,7 @@ from marts.catalog import Mart, marts
 from marts.declared import declared_frames, declared_tables
 from marts.hypotheses import hypotheses
 from marts.quality import check_findings
+from marts.source import sql_folder
 from transforms import TRANSFORMS
 
 anova: Any = import_module("statsmodels.stats.anova")
@@ -222,6 +223,11 @@ def test_case(file: Path) -> None:
 
 def test_every_mart_has_a_case() -> None:
     assert {file.parent.name for file in case_files()} == set(known_marts())
+
+
+def test_no_mart_counts_nulls_alone_as_null() -> None:
+    careless = [file.name for file in sql_folder().rglob("*.sql") if "count_if(" in file.read_text(encoding="utf-8")]
+    assert not careless, f"{careless}: count_if of nothing but nulls is null, so write count(*) filter (...)"
 
 
 def test_every_hypothesis_has_a_case() -> None:
