@@ -193,8 +193,8 @@ def suite(table: Table, rules: Sequence[Rule] = ()) -> "list[Expectation]":
         rules: Further rules, on columns of the table.
 
     Returns:
-        Columns in their order, types, then column by column nulls, ranges and values, the key, and the rules. Floats
-        must be finite (neither NaN nor infinite) where they are not null. Descriptions are escaped for HTML.
+        Columns in their order, then column by column nulls, ranges and values, the key, and the rules. Floats must be
+        finite (neither NaN nor infinite) where they are not null. Descriptions are escaped for HTML.
 
     Raises:
         ValueError: A rule is on a column that the table does not have, or two say the same words.
@@ -202,15 +202,15 @@ def suite(table: Table, rules: Sequence[Rule] = ()) -> "list[Expectation]":
     if unknown := [rule.column for rule in rules if rule.column not in table.column_names]:
         raise ValueError(f"{table.name}: a rule is on {unknown[0]}, which is no column of it")
     with warnings.catch_warnings(action="ignore"):
-        stated = [*_shape_expectations(table, table.columns), *_value_expectations(table, table.columns, rules)]
+        stated = [*_shape_expectations(table, ()), *_value_expectations(table, table.columns, rules)]
     words = Counter(html.unescape(expectation.description) for expectation in stated)
     if repeated := [description for description, count in words.items() if count > 1]:
         raise ValueError(f"{table.name}: two rules say {repeated[0]!r}; give them different words")
     return stated
 
 
-def _shape_expectations(table: Table, present: Sequence[Column]) -> "list[Expectation]":
-    """All columns in order, and types of those that are present."""
+def _shape_expectations(table: Table, mistyped: Sequence[Column]) -> "list[Expectation]":
+    """All columns in order, and the types of those whose type is wrong: that of a frame's other columns is known."""
     from great_expectations import expectations as gx
 
     return [
@@ -224,7 +224,7 @@ def _shape_expectations(table: Table, present: Sequence[Column]) -> "list[Expect
                 type_=PANDAS_TYPES[column.declaration.type],
                 **_declared(table, f"{column.name} is stored as {column.polars_type}"),
             )
-            for column in present
+            for column in mistyped
         ),
     ]
 
@@ -394,7 +394,8 @@ def _judge(context: "EphemeralDataContext", source: "PandasDatasource", one: Gua
     present = [column for column in table.columns if column.name in frame.columns]
     sound = [column for column in present if frame.schema[column.name] == column.polars_type]
     if len(sound) < len(table.columns):
-        stated = [*_shape_expectations(table, present), *_value_expectations(table, sound, one.rules)]
+        mistyped = [column for column in present if column not in sound]
+        stated = [*_shape_expectations(table, mistyped), *_value_expectations(table, sound, one.rules)]
     key = [column.name for column in sound if column.name in table.key]
     batch = source.add_dataframe_asset(table.name).add_batch_definition_whole_dataframe("all rows")
     added = context.suites.add(gx.ExpectationSuite(name=table.name, expectations=stated))

@@ -5,6 +5,7 @@ declarations; large ones by SQL generated from the same declarations. A stop-che
 """
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import duckdb
@@ -13,15 +14,17 @@ from expectations.suites import Finding, Guarded, geometry_frames, validate
 from expectations.tables import Column, Table, lake_tables
 from marts.catalog import Check
 from marts.gate import advice
-from marts.release import Built, first_row, quoted
+from marts.release import Built, first_row, is_view, quoted
 
 GUARDED_ROWS = 10_000  # rows up to which a mart is handed to Great Expectations as a frame
-KEYED_ROWS = 10_000_000  # rows up to which a key is checked: beyond lie only views that unnest rows of checked tables
+VIEWED_ROWS = 1_000_000  # rows of a view that are checked, its first: all are made by one SELECT from checked rows
 EXAMPLES = 5
 GATE_TABLES = ("gate_candidate", "gate_overlap")  # guarded with the geometry's own rules, at any size
 
 
-def check_release(connection: duckdb.DuckDBPyConnection, built: Built, docs: Path | None) -> list[Finding]:
+def check_release(
+    connection: duckdb.DuckDBPyConnection, built: Built, docs: Path | None, reads_parts_again: bool = False
+) -> list[Finding]:
     """Everything that a built release breaks.
 
     The gate's tables and the materialised marts of up to `GUARDED_ROWS` rows go to Great Expectations, the rest (views,
@@ -31,22 +34,37 @@ def check_release(connection: duckdb.DuckDBPyConnection, built: Built, docs: Pat
         connection: The release being built.
         built: What it holds.
         docs: Folder for the Data Docs of this validation; none are written without one.
+        reads_parts_again: Whether lake tables are held against their declaration once more; every part was when it was
+            written, and never changes.
 
     Returns:
         Findings, those that stop the release first; none when all is well.
     """
     guarded, large = _by_size(connection, built)
-    findings = validate([*_geometry(connection), *guarded], docs)
-    for table in large:
-        findings += declared_findings(connection, table, has_unique_key=table.name not in lake_tables())
+    frames = [*_geometry(connection), *guarded]
+    with ThreadPoolExecutor(1) as beside:  # the library keeps one core busy, and DuckDB waits for no interpreter
+        by_suite = beside.submit(validate, frames, docs)
+        in_sql = [*_declared_findings(connection, large, reads_parts_again), *_rule_findings(connection, built)]
+    findings = [*by_suite.result(), *in_sql, *_gate_findings(connection, built)]
+    return sorted(findings, key=lambda finding: finding.severity != "stop")
+
+
+def _declared_findings(
+    connection: duckdb.DuckDBPyConnection, tables: Sequence[Table], reads_parts_again: bool
+) -> Iterator[Finding]:
+    """What tables break of their declarations."""
+    for table in tables:
+        if reads_parts_again or table.name not in lake_tables():
+            yield from declared_findings(connection, table)
+
+
+def _rule_findings(connection: duckdb.DuckDBPyConnection, built: Built) -> Iterator[Finding]:
+    """What marts and lake tables break of the checks beside them."""
     for name, mart in built.marts.items():
         if name in built.tables:
-            findings += check_findings(connection, mart.table, mart.checks)
-    for name, table in lake_tables().items():
-        findings += check_findings(connection, table, [Check("stop", *rule.split(" | ")) for rule in table.rules])
-        assert name in built.tables
-    findings += _gate_findings(connection, built)
-    return sorted(findings, key=lambda finding: finding.severity != "stop")
+            yield from check_findings(connection, mart.table, mart.checks)
+    for table in lake_tables().values():
+        yield from check_findings(connection, table, [Check("stop", *rule.split(" | ")) for rule in table.rules])
 
 
 def _by_size(connection: duckdb.DuckDBPyConnection, built: Built) -> tuple[list[Guarded], list[Table]]:
@@ -75,24 +93,25 @@ def _count(connection: duckdb.DuckDBPyConnection, query: str) -> int:
     return 0 if row is None else int(row[0] or 0)
 
 
-def declared_findings(
-    connection: duckdb.DuckDBPyConnection, table: Table, has_unique_key: bool = True
-) -> list[Finding]:
-    """What a table's rows break of its declaration, by one SQL pass over it."""
+def declared_findings(connection: duckdb.DuckDBPyConnection, table: Table) -> list[Finding]:
+    """What a table's rows break of its declaration, by one SQL pass over it; of a mart's view, its first rows."""
     rules = [rule for column in table.columns for rule in _sql_rules(column)]
+    is_part = table.name in lake_tables()
+    is_long = not is_part and is_view(connection, table.name)
+    rows = f"(from {table.name} limit {VIEWED_ROWS})" if is_long else table.name
     findings: list[Finding] = []
     if rules:
         counts = ", ".join(f"count(*) filter ({violation})" for _, violation in rules)
-        row = first_row(connection, f"select {counts} from {table.name}") or ()
+        row = first_row(connection, f"select {counts} from {rows}") or ()
         for (rule, violation), count in zip(rules, row, strict=True):
             if count:
                 findings.append(_finding(connection, table, rule, violation, int(count), "stop", "Report this defect"))
-    if has_unique_key and table.key and _count(connection, f"select count(*) from {table.name}") <= KEYED_ROWS:
+    if table.key and not is_part:  # the key of a lake table names the part, so a part's own rows are all there are
         keys = ", ".join(table.key)
         # hashes take a fraction of the memory of the keys, which are compared only where two hashes are the same
-        repeated = _count(connection, f"select count(*) - count(distinct hash({keys})) from {table.name}")
+        repeated = _count(connection, f"select count(*) - count(distinct hash({keys})) from {rows}")
         if repeated:
-            repeated = _count(connection, f"select count(*) - count(distinct row({keys})) from {table.name}")
+            repeated = _count(connection, f"select count(*) - count(distinct row({keys})) from {rows}")
         if repeated:
             findings.append(Finding(table.name, f"key ({keys}) repeats", "stop", repeated, (), "Report this defect"))
     return findings

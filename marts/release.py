@@ -13,6 +13,7 @@ from typing import Any
 
 import duckdb
 import polars as pl
+from threadpoolctl import threadpool_limits
 
 from expectations.tables import Table, lake_tables
 from ingest.manifest import Manifest
@@ -164,18 +165,20 @@ def _culprit(connection: duckdb.DuckDBPyConnection, mart: Mart) -> str:
 
 
 def _run_transform(connection: duckdb.DuckDBPyConnection, manifest: Manifest, transform: Transform) -> None:
-    frame = transform.run(manifest.protocol, lambda query: connection.sql(query).pl())
+    with threadpool_limits(1):  # transforms bring their own threads: a product of matrices takes none beside them
+        frame = transform.run(manifest.protocol, lambda query: connection.sql(query).pl())
     _store(connection, transform.table.name, frame)
 
 
-def _comment(connection: duckdb.DuckDBPyConnection, table: Table, is_view: bool) -> None:
-    kind = "view" if is_view and _is_view(connection, table.name) else "table"
+def _comment(connection: duckdb.DuckDBPyConnection, table: Table, may_be_view: bool) -> None:
+    kind = "view" if may_be_view and is_view(connection, table.name) else "table"
     comments = [f"comment on {kind} {table.name} is {quoted(table.row)}"]
     comments += [f"comment on column {table.name}.{c.name} is {quoted(c.meaning)}" for c in table.columns]
     connection.execute(";\n".join(comments))
 
 
-def _is_view(connection: duckdb.DuckDBPyConnection, name: str) -> bool:
+def is_view(connection: duckdb.DuckDBPyConnection, name: str) -> bool:
+    """Whether a name is a view's: a lake table without parts, for one, is none."""
     return first_row(connection, "select 1 from duckdb_views() where view_name = ?", [name]) is not None
 
 

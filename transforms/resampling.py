@@ -28,7 +28,6 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 BLOCK = 1000  # replicates whose weights are held as floats at once
-COLUMNS = 512  # of a weighted sum that are added at a time: few enough to stay in the nearest cache
 HISTOGRAM_BLOCK = 250  # replicates whose pooled histograms are held at once
 FLOAT32_EXACT = 2**24  # whole numbers up to here are exact in float32
 THREADS = max(1, min(4, os.cpu_count() or 1))
@@ -77,9 +76,8 @@ class Resample:
         Returns:
             The sums, with replicates on the last axis in place of subjects.
         """
-        by_subject = np.ascontiguousarray(values.reshape(math.prod(values.shape[:-1]), values.shape[-1]).T, np.float64)
-        totals = _weighted(self.counts, by_subject, np.float64)
-        return np.ascontiguousarray(totals.T, np.float64).reshape(*values.shape[:-1], len(self.counts))
+        by_row = values.reshape(math.prod(values.shape[:-1]), values.shape[-1]).astype(np.float64, copy=False)
+        return (by_row @ self.weights.T).reshape(*values.shape[:-1], len(self.counts))
 
 
 def in_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -110,38 +108,6 @@ def draw(subjects: int, replicates: int, seed: int) -> Resample:
         index = generator.integers(0, subjects, (rows, subjects)) + subjects * np.arange(rows)[:, None]
         counts[start : start + rows] = np.bincount(index.ravel(), minlength=rows * subjects).reshape(rows, subjects)
     return Resample(counts)
-
-
-@compiled
-def _add_weighted(counts: Counts, values: Totals, totals: Totals) -> None:
-    """Add up the rows of `values` (subjects x columns) by the weights of every replicate (replicates x subjects).
-
-    The work of a matrix product, at half the speed of a tuned one; but a BLAS brings its own threads, which stall each
-    other as soon as another process wants a core, and a third of the weights are zero.
-    """
-    subject, weight = np.empty(counts.shape[1], np.int64), np.empty(counts.shape[1], values.dtype)
-    for start in range(0, values.shape[1], COLUMNS):
-        end = min(start + COLUMNS, values.shape[1])
-        for replicate in range(counts.shape[0]):
-            taken = 0
-            for place in range(counts.shape[1]):
-                if counts[replicate, place] > 0:
-                    subject[taken], weight[taken] = place, counts[replicate, place]
-                    taken += 1
-            total = totals[replicate, start:end]
-            place = 0
-            while place + 4 <= taken:  # four rows at a time: a quarter of the loads and stores of the total
-                a, b, c, d = weight[place], weight[place + 1], weight[place + 2], weight[place + 3]
-                first, second = values[subject[place], start:end], values[subject[place + 1], start:end]
-                third, fourth = values[subject[place + 2], start:end], values[subject[place + 3], start:end]
-                for column in range(end - start):
-                    total[column] += (a * first[column] + b * second[column]) + (c * third[column] + d * fourth[column])
-                place += 4
-            while place < taken:
-                a, first = weight[place], values[subject[place], start:end]
-                for column in range(end - start):
-                    total[column] += a * first[column]
-                place += 1
 
 
 def exact(values: Floats, subjects: int) -> Floats:
@@ -286,8 +252,8 @@ class _Pooling:
     def sums(self, resample: Resample) -> Floats:
         """Pooled histograms, replicates x bins."""
         pooled = np.empty((len(resample.counts), len(self.is_many)))
-        _spread(_weighted(resample.counts, self.few, np.float32), np.flatnonzero(~self.is_many), pooled)
-        _spread(_weighted(resample.counts, self.many, np.float64), np.flatnonzero(self.is_many), pooled)
+        _spread(resample.counts.astype(np.float32) @ self.few, np.flatnonzero(~self.is_many), pooled)
+        _spread(resample.weights @ self.many, np.flatnonzero(self.is_many), pooled)
         return pooled
 
 
@@ -297,13 +263,6 @@ def _spread(totals: Totals, columns: Integers, pooled: Floats) -> None:
     for replicate in range(totals.shape[0]):
         for place in range(totals.shape[1]):
             pooled[replicate, columns[place]] = totals[replicate, place]
-
-
-def _weighted(counts: Counts, values: Totals, dtype: type[np.float32 | np.float64]) -> Totals:
-    """Weighted sums, replicates x columns, of values given as subjects x columns."""
-    totals = np.zeros((len(counts), values.shape[1]), dtype)
-    _add_weighted(counts, values, totals)
-    return totals
 
 
 @compiled

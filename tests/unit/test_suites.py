@@ -291,11 +291,8 @@ def test_findings_come_in_the_order_of_frames_and_suites() -> None:
 def test_the_suite_states_every_declaration_once() -> None:
     stated = [expectation.description for expectation in suite(SAMPLE, [SEVERAL])]
     assert len(stated) == len(set(stated))
-    assert all(f"{name} is stored as {kind}" in stated for name, kind in SAMPLE.polars_schema.items())
-    assert [words for words in stated if words.startswith("predicted_voxels")] == [
-        "predicted_voxels is stored as UInt32",
-        "predicted_voxels is at least 0",
-    ]
+    assert stated[0].startswith("the columns are ")
+    assert [words for words in stated if words.startswith("predicted_voxels")] == ["predicted_voxels is at least 0"]
     assert "dice is never null" not in stated
     assert stated[-1] == "something is predicted"
 
