@@ -239,21 +239,32 @@ coverage_identity as (
 ),
 -- pooled AUROC: the block within subjects, exact, against the same block from histograms, within the bins' error bound
 bin as (
+    -- one number stands for a histogram's key, and one running sum goes through all of them: millions of rows are sorted here
     select
-        h.*,
-        sum(negative_voxels) over (
-            partition by h.method_id, h.subject_id, h.reference_id, h.support_id order by h.bin rows unbounded preceding
-        ) - negative_voxels as negative_below
-    from score_histogram as h
-    join cohort_subject as s on s.subject_id = h.subject_id and s.is_included and s.split = 'test'
-    where h.reference_id = 'canonical' and h.support_id = 'brain'
+        method_id, reference_id, support_id, histogram, positive_voxels, negative_voxels,
+        sum(negative_voxels) over (order by histogram, bin rows unbounded preceding) - negative_voxels as negative_before
+    from (
+        select h.* exclude (subject_id), hash(h.method_id, h.subject_id) as histogram
+        from score_histogram as h
+        join cohort_subject as s on s.subject_id = h.subject_id and s.is_included and s.split = 'test'
+        where h.reference_id = 'canonical' and h.support_id = 'brain'
+    )
+),
+histogram_pair as (
+    -- of each histogram alone: less what the running sum held before it
+    select
+        method_id, reference_id, support_id,
+        sum(positive_voxels * (2 * negative_before + negative_voxels)) - 2 * min(negative_before) * sum(positive_voxels)
+            as outranked_twice,
+        sum(positive_voxels * negative_voxels) as undecided_twice
+    from bin
+    group by method_id, reference_id, support_id, histogram
 ),
 block as (
     select
         method_id, reference_id, support_id,
-        sum(positive_voxels * (2 * negative_below + negative_voxels))::double / 2 as outranked,
-        sum(positive_voxels * negative_voxels)::double / 2 as undecided
-    from bin
+        sum(outranked_twice)::double / 2 as outranked, sum(undecided_twice)::double / 2 as undecided
+    from histogram_pair
     group by all
 ),
 pooled_blocks as (

@@ -3,13 +3,12 @@
 -- columns: level
 with optimum as (
     -- best Dice of the subject, ties to the larger level; level 200 where it has no reference
-    select method_id, subject_id, reference_id, support_id, voxel_volume_id, level
+    select
+        method_id, subject_id, reference_id, support_id, voxel_volume_id,
+        max((case when reference_voxels > 0 then dice else -1 end, level))[2] as level
     from subject_curve
     where postprocess_id = 'plain' and split = 'test'
-    qualify row_number() over (
-        partition by method_id, subject_id, reference_id, support_id, voxel_volume_id
-        order by case when reference_voxels > 0 then dice end desc nulls last, level desc
-    ) = 1
+    group by all
 )
 select
     o.method_id, o.subject_id, o.reference_id, o.support_id, o.voxel_volume_id, t.threshold_rule_id, t.budget_cm3,
