@@ -278,11 +278,9 @@ pooled_blocks as (
     join block as b using (method_id, reference_id, support_id)
     where p.positive_voxels > 0 and p.negative_voxels > 0
 ),
--- plain curves in the reference setting
-reference_curve as (
-    select method_id, subject_id, level, predicted_voxels, true_positive_voxels
-    from threshold_curve
-    where reference_id = 'canonical' and support_id = 'brain' and voxel_volume_id = 'true' and postprocess_id = 'plain'
+plain_curve as (
+    from reference_curve
+    where postprocess_id = 'plain'
 ),
 -- diagnostics: the declared variant is the map as it is measured otherwise, and a corruption is a candidate transform
 declared_variant as (
@@ -305,7 +303,7 @@ declared_count as (
         sum(c.predicted_voxels + c.true_positive_voxels)::double as right_value,
         0 as tolerance
     from variant_curve as v
-    join reference_curve as c using (method_id, subject_id, level)
+    join plain_curve as c using (method_id, subject_id, level)
     where v.variant_id = 'declared'
     group by v.method_id
 ),
@@ -317,9 +315,8 @@ declared_hit as (
         sum(c.hit_iou_10 + c.lesion_count)::double as right_value,
         0 as tolerance
     from variant_curve as v
-    join lesion_curve as c using (method_id, subject_id, level)
-    where v.variant_id = 'declared' and c.reference_id = 'canonical' and c.support_id = 'brain'
-        and c.voxel_volume_id = 'true' and c.postprocess_id = 'plain' and c.lesion_definition_id = 'conn6_floor'
+    join plain_curve as c using (method_id, subject_id, level)
+    where v.variant_id = 'declared' and c.lesion_count is not null
     group by v.method_id
 ),
 candidate_variant as (
@@ -361,7 +358,7 @@ region_sum as (
         sum(coalesce(r.predicted_voxels + r.true_positive_voxels, 0))::double as left_value,
         sum(c.predicted_voxels + c.true_positive_voxels)::double as right_value,
         0 as tolerance
-    from reference_curve as c
+    from plain_curve as c
     left join region_total as r using (method_id, subject_id, level)
     where (c.method_id, c.subject_id) in (select (method_id, subject_id) from region_total)
     group by c.method_id
@@ -373,7 +370,7 @@ component_sum as (
         sum(coalesce(o.true_positive_voxels, 0))::double as left_value,
         sum(c.true_positive_voxels)::double as right_value,
         0 as tolerance
-    from reference_curve as c
+    from plain_curve as c
     left join component_total as o using (method_id, subject_id, level)
     where (c.method_id, c.subject_id) in (select (method_id, subject_id) from component_total)
     group by c.method_id

@@ -8,10 +8,9 @@
 --   sensitivity_fixed_threshold_effect_high?, lesion_total, n_replicates?
 with lesion_hits as (
     select c.method_id, c.postprocess_id, c.level, sum(c.hit_iou_10) as hits, sum(c.lesion_count) as lesion_total
-    from lesion_curve as c
+    from reference_curve as c
     join cohort_subject as s on s.subject_id = c.subject_id and s.is_included and s.split = 'test'
-    where c.reference_id = 'canonical' and c.support_id = 'brain' and c.voxel_volume_id = 'true'
-        and c.lesion_definition_id = 'conn6_floor'
+    where c.lesion_count is not null
     group by all
 ),
 test_curve as (

@@ -85,17 +85,15 @@ per_subject as (
                 then 2 * c.true_positive_voxels::double / (c.predicted_voxels + c.reference_voxels)
             when protocol.empty_dice = 'one_if_both_empty' then (c.predicted_voxels = 0)::int::double
         end
-    from threshold_curve as c
+    from reference_curve as c
     join operating as o using (method_id, subject_id, level)
     cross join protocol
-    where c.reference_id = 'canonical' and c.support_id = 'brain'
-        and c.voxel_volume_id = 'true' and c.postprocess_id = 'plain'
+    where c.postprocess_id = 'plain'
     union all
     select c.method_id, c.subject_id, 'lesion_sensitivity', c.hit_iou_10::double / nullif(c.lesion_count, 0)
-    from lesion_curve as c
+    from reference_curve as c
     join operating as o using (method_id, subject_id, level)
-    where c.reference_id = 'canonical' and c.support_id = 'brain' and c.voxel_volume_id = 'true'
-        and c.postprocess_id = 'plain' and c.lesion_definition_id = 'conn6_floor'
+    where c.postprocess_id = 'plain' and c.lesion_count is not null
 ),
 subset as (
     select unnest(['all', 'registered', 'inside_every_view']) as subset_id

@@ -20,7 +20,7 @@ from expectations.protocol import Protocol
 from ingest.compiled import compiled
 from ingest.critical import exceeding_voxels
 from transforms.catalog import Inputs, declared
-from transforms.contrasts import entry_cte, nullable
+from transforms.contrasts import by_entry, entry_cte, nullable
 from transforms.replicates import SUBJECT_QUERY, TEST_SUBJECT, numbers, voxel_volume
 from transforms.resampling import Flags, Floats, Integers, Resample, divided, draw, exact, interval
 
@@ -162,7 +162,7 @@ POINT = """
     key=("method_id", "subject_id", "budget_cm3", "ceiling_id"),
     columns=("dice", "attained_dice", "burden_cm3"),
     inputs=(
-        *("cohort_subject", "ranked_method", "operating_subject", "threshold_curve", "region_curve"),
+        *("cohort_subject", "ranked_method", "operating_subject", "reference_curve", "region_curve"),
         "component_overlap",
     ),
     queries={
@@ -172,37 +172,33 @@ POINT = """
             select p.*, t.subject::bigint as subject, c.predicted_voxels as most_predicted_voxels
             from point as p
             join test_subject as t using (subject_id)
-            join threshold_curve as c using (method_id, subject_id)
-            where c.reference_id = 'canonical' and c.support_id = 'brain' and c.voxel_volume_id = 'true'
-                and c.postprocess_id = 'plain' and c.level = 0
+            join reference_curve as c using (method_id, subject_id)
+            where c.postprocess_id = 'plain' and c.level = 0
             order by p.method_id, p.subject_id, p.budget_cm3""",
         "region": f"""
             with {entry_cte("true")}
             select
-                (t.subject::bigint << {LESION_BITS}) + r.lesion_id as line,
-                (r.region_predicted_voxels - r.overlap_voxels)::bigint as false_positive,
-                r.overlap_voxels::bigint as true_positive
+                e.entry, (t.subject::bigint << {LESION_BITS}) + r.lesion_id as line,
+                r.region_predicted_voxels - r.overlap_voxels as false_positive, r.overlap_voxels as true_positive
             from region_curve as r
             join entry as e using (method_id)
             join test_subject as t using (subject_id)
-            where e.entry = $value
-            order by line, r.level desc""",
+            order by e.entry, line, r.level desc""",
         "component": f"""
             with {entry_cte("true")}, {POINT}
             select
-                t.subject::bigint as subject, p.budget_cm3, c.component_count,
+                e.entry, t.subject::bigint as subject, p.budget_cm3, c.component_count,
                 (c.component_voxels - c.component_true_positive_voxels)::bigint as false_positive,
                 c.component_true_positive_voxels::bigint as true_positive
             from point as p
             join entry as e using (method_id)
             join test_subject as t using (subject_id)
             join component_overlap as c using (method_id, subject_id, level)
-            where e.entry = $value
             order by all""",
     },
 )
 def segment_ceiling(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
-    """Both ceilings, method by method: the regions of one at a time.
+    """Both ceilings, method by method.
 
     A component that breaks the budget by itself, and so a region's curve from where it does, is left out.
     """
@@ -210,8 +206,10 @@ def segment_ceiling(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
     rows: list[tuple[object, ...]] = []
     voxel_mm3 = voxel_volume(inputs["cohort_subject"])
     points = inputs["point"].partition_by("method_id", as_dict=True)
-    for method, place in inputs["entry"].select("method_id", "entry").iter_rows():
-        regions, components = Segments.of(inputs[f"region:{place}"]), inputs[f"component:{place}"]
+    methods = inputs["entry"].get_column("method_id").to_list()
+    curves, choices = (by_entry(inputs[name], len(methods)) for name in ("region", "component"))
+    for method, curve, components in zip(methods, curves, choices, strict=True):
+        regions = Segments.of(curve)
         for part in points[(method,)].partition_by("budget_cm3") if (method,) in points else ():
             budget = float(part.item(0, "budget_cm3"))
             most = exceeding_voxels(budget, voxel_mm3) - 1

@@ -80,20 +80,20 @@ def curve_queries(kinds: str) -> dict[str, str]:
         "curve": f"""
             with {entry_cte(kinds)}
             select e.entry, t.subject, c.level, c.predicted_voxels, c.true_positive_voxels, c.reference_voxels
-            from threshold_curve as c
+            from reference_curve as c
             join entry as e using (method_id)
             join test_subject as t using (subject_id)
-            where {REFERENCE_SETTING} and c.postprocess_id = 'plain'""",
+            where c.postprocess_id = 'plain'""",
         "own_curve": f"""
             with {entry_cte(kinds)}, {OWN_LEVEL}
             select
                 e.entry, t.subject, o.row::usmallint as level,
                 c.predicted_voxels, c.true_positive_voxels, c.reference_voxels
             from own_level as o
-            join threshold_curve as c using (method_id, subject_id, level)
+            join reference_curve as c using (method_id, subject_id, level)
             join entry as e using (method_id)
             join test_subject as t using (subject_id)
-            where {REFERENCE_SETTING} and c.postprocess_id = 'plain'""",
+            where c.postprocess_id = 'plain'""",
         "choice": f"""
             with {entry_cte(kinds)}
             select
@@ -114,18 +114,18 @@ def contrast_queries(kinds: str) -> dict[str, str]:
         "lesion": f"""
             with {entry_cte(kinds)}
             select e.entry, t.subject, c.level, c.hit_iou_10, c.lesion_count
-            from lesion_curve as c
+            from reference_curve as c
             join entry as e using (method_id)
             join test_subject as t using (subject_id)
-            where {REFERENCE_SETTING} and c.postprocess_id = 'plain' and c.lesion_definition_id = 'conn6_floor'""",
+            where c.postprocess_id = 'plain' and c.lesion_count is not null""",
         "own_lesion": f"""
             with {entry_cte(kinds)}, {OWN_LEVEL}
             select e.entry, t.subject, o.row::usmallint as level, c.hit_iou_10, c.lesion_count
             from own_level as o
-            join lesion_curve as c using (method_id, subject_id, level)
+            join reference_curve as c using (method_id, subject_id, level)
             join entry as e using (method_id)
             join test_subject as t using (subject_id)
-            where {REFERENCE_SETTING} and c.postprocess_id = 'plain' and c.lesion_definition_id = 'conn6_floor'""",
+            where c.postprocess_id = 'plain' and c.lesion_count is not null""",
         "ranking": f"""
             with {entry_cte(kinds)}
             select e.entry, t.subject, v.auroc, v.average_precision
@@ -144,7 +144,7 @@ def contrast_queries(kinds: str) -> dict[str, str]:
 
 
 CURVE_INPUTS = (
-    *("cohort_subject", "ranked_method", "threshold_choice", "threshold_curve", "subject_threshold", "crossfit_fold"),
+    *("cohort_subject", "ranked_method", "threshold_choice", "reference_curve", "subject_threshold", "crossfit_fold"),
     *("budget", "protocol"),
 )
 
@@ -364,7 +364,7 @@ def _voxel_values(
     "where a method has no threshold.",
     key=("family", "method_a", "method_b", "metric_id", "operating_point", "budget_cm3?", "aggregation_id"),
     columns=("estimate?", "estimate_low?", "estimate_high?", "p_value?", "n_subjects", "n_replicates"),
-    inputs=(*CURVE_INPUTS, "lesion_curve", "voxel_ranking", "score_histogram"),
+    inputs=(*CURVE_INPUTS, "voxel_ranking", "score_histogram"),
     queries=contrast_queries("kind <> 'configuration'"),
 )
 def contrast_estimate(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:

@@ -29,27 +29,23 @@ GAINS = (
     *("total_gain", "fixed_threshold_effect", "relaxation"),
     *("sensitivity_gain", "sensitivity_fixed_threshold_effect"),
 )
-SETTING = "c.reference_id = 'canonical' and c.support_id = 'brain' and c.voxel_volume_id = 'true'"
 READ = ("test_subject", "entry", "choice", "curve", "lesion", "own_curve", "own_lesion")
 QUERIES = {name: contrast_queries("true")[name] for name in READ} | {
     "processed": f"""
         with {entry_cte("true")},
         point as (
-            select method_id, subject_id, reference_id, support_id, voxel_volume_id, budget_cm3, level
+            select method_id, subject_id, budget_cm3, level
             from subject_threshold
             where {REFERENCE_SETTING} and threshold_rule_id = 'validation'
         )
         select
             e.entry, v.budget_cm3, c.postprocess_id, t.subject,
-            c.predicted_voxels, c.true_positive_voxels, c.reference_voxels, l.hit_iou_10
+            c.predicted_voxels, c.true_positive_voxels, c.reference_voxels, c.hit_iou_10
         from point as v
-        join threshold_curve as c using (method_id, subject_id, reference_id, support_id, voxel_volume_id, level)
-        join lesion_curve as l using (
-            method_id, subject_id, reference_id, support_id, voxel_volume_id, postprocess_id, level
-        )
+        join reference_curve as c using (method_id, subject_id, level)
         join entry as e using (method_id)
         join test_subject as t using (subject_id)
-        where {SETTING} and c.postprocess_id <> 'plain' and l.lesion_definition_id = 'conn6_floor'
+        where c.postprocess_id <> 'plain' and c.lesion_count is not null
         order by e.entry, v.budget_cm3, c.postprocess_id, t.subject""",
 }
 
@@ -86,7 +82,7 @@ class _Series:
     "the plain threshold found anew in every replicate.",
     key=("method_id", "budget_cm3", "postprocess_id"),
     columns=(*(f"{gain}_{end}?" for gain in GAINS for end in ("low", "high")), "n_replicates"),
-    inputs=(*CURVE_INPUTS, "lesion_curve"),
+    inputs=CURVE_INPUTS,
     queries=QUERIES,
 )
 def gain_interval(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
