@@ -1,9 +1,12 @@
-"""Declared rules by SQL, for tables too large for a frame."""
+"""Declared rules by SQL, for tables too large for a frame; and which tables a release is held against."""
 
 import duckdb
+import pytest
 
-from expectations.tables import Table, columns_of
-from marts.quality import declared_findings
+from expectations.tables import Table, columns_of, lake_tables
+from marts import quality
+from marts.quality import check_release, declared_findings
+from marts.release import Built
 
 TABLE = Table("large", "One row per method.", ("method_id",), columns_of(("method_id",), ("exceedance", "n_subjects?")))
 
@@ -30,3 +33,25 @@ def test_every_declared_rule_is_found_with_its_rows() -> None:
         "n_subjects is below 0": 1,
         "key (method_id) repeats": 1,
     }
+
+
+def test_of_a_view_the_first_rows_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "VIEWED_ROWS", 2)
+    with duckdb.connect() as connection:
+        connection.execute(
+            "create table rows as from (values ('a', 2.0, 1), ('a', 0.5, 2), ('a', 3.0, 3)) as t(m, e, n)"
+        )
+        connection.execute("create view large as select m as method_id, e as exceedance, n as n_subjects from rows")
+        found = {finding.rule: finding.row_count for finding in declared_findings(connection, TABLE)}
+    assert found == {"exceedance is above 1": 1, "key (method_id) repeats": 1}
+
+
+@pytest.mark.parametrize("reads_parts_again", [False, True])
+def test_a_part_is_held_against_its_declaration_again_where_asked(reads_parts_again: bool) -> None:
+    with duckdb.connect() as connection:
+        for name, table in lake_tables().items():
+            columns = ", ".join(f"{column.name} {column.duckdb_type}" for column in table.columns)
+            connection.execute(f"create table {name} ({columns})")
+        connection.execute("insert into slice_ranking (method_id, subject_id, auroc) values ('a', 's', 1.5)")
+        findings = check_release(connection, Built(lake_tables(), {}), None, reads_parts_again)
+    assert ("auroc is above 1" in {finding.rule for finding in findings}) == reads_parts_again
