@@ -102,26 +102,37 @@ predicted as (
     where c.level = 0 and c.voxel_volume_id = 'true' and c.postprocess_id = 'plain'
     group by c.method_id, c.reference_id, c.support_id
 ),
--- no curve rises with the threshold; the rows of a part lie in the order of its key, so that nothing is sorted here
+-- no curve rises with the threshold
 step as (
+    -- one number stands for a curve's key: ten million rows are sorted here
     select
-        method_id, reference_id, support_id, postprocess_id,
-        level > 0 and (
-            level <= lag(level) over ()
-            or predicted_voxels > lag(predicted_voxels) over ()
-            or true_positive_voxels > lag(true_positive_voxels) over ()
-        ) as rises
-    from threshold_curve
+        curve,
+        predicted_voxels > lag(predicted_voxels) over along or true_positive_voxels > lag(true_positive_voxels) over along
+            as rises
+    from (
+        select
+            hash(method_id, subject_id, reference_id, support_id, voxel_volume_id, postprocess_id) as curve,
+            level, predicted_voxels, true_positive_voxels
+        from threshold_curve
+    )
+    window along as (partition by curve order by level)
+),
+risen as (
+    select curve, count(*) filter (rises) as rises from step group by curve
 ),
 monotone as (
     select
         'monotone_curve' as identity,
-        format('{} {} {} {}', method_id, reference_id, support_id, postprocess_id) as item,
-        (count(*) filter (rises))::double as left_value,
+        format('{} {} {} {}', t.method_id, t.reference_id, t.support_id, t.postprocess_id) as item,
+        sum(r.rises)::double as left_value,
         0::double as right_value,
         0 as tolerance
-    from step
-    group by method_id, reference_id, support_id, postprocess_id
+    from threshold_curve as t
+    join risen as r
+        on r.curve
+            = hash(t.method_id, t.subject_id, t.reference_id, t.support_id, t.voxel_volume_id, t.postprocess_id)
+    where t.level = 0
+    group by t.method_id, t.reference_id, t.support_id, t.postprocess_id
 ),
 -- the support's voxels are the brain's
 counted as (
@@ -228,32 +239,24 @@ coverage_identity as (
 ),
 -- pooled AUROC: the block within subjects, exact, against the same block from histograms, within the bins' error bound
 bin as (
-    -- one running sum goes through all histograms, in the order in which they lie
+    -- one number stands for a histogram's key: millions of rows are sorted here, and a sum of whole doubles is exact and fast
     select
-        method_id, reference_id, support_id, subject_id, positive_voxels, negative_voxels,
-        sum(negative_voxels) over (rows unbounded preceding) - negative_voxels as negative_before
+        method_id, reference_id, support_id, positive_voxels, negative_voxels,
+        (sum(negative_voxels::double) over (partition by histogram order by bin rows unbounded preceding))::bigint
+            - negative_voxels as negative_below
     from (
-        select h.*
+        select h.* exclude (subject_id), hash(h.method_id, h.subject_id) as histogram
         from score_histogram as h
         join cohort_subject as s on s.subject_id = h.subject_id and s.is_included and s.split = 'test'
         where h.reference_id = 'canonical' and h.support_id = 'brain'
     )
 ),
-histogram_pair as (
-    -- of each histogram alone: less what the running sum held before it
-    select
-        method_id, reference_id, support_id,
-        sum(positive_voxels * (2 * negative_before + negative_voxels)) - 2 * min(negative_before) * sum(positive_voxels)
-            as outranked_twice,
-        sum(positive_voxels * negative_voxels) as undecided_twice
-    from bin
-    group by method_id, reference_id, support_id, subject_id
-),
 block as (
     select
         method_id, reference_id, support_id,
-        sum(outranked_twice)::double / 2 as outranked, sum(undecided_twice)::double / 2 as undecided
-    from histogram_pair
+        sum(positive_voxels * (2 * negative_below + negative_voxels))::double / 2 as outranked,
+        sum(positive_voxels * negative_voxels)::double / 2 as undecided
+    from bin
     group by all
 ),
 pooled_blocks as (
