@@ -464,6 +464,22 @@ def diff(
 
 
 @app.command()
+def report(
+    lake: LakeArgument,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write; report.html in the lake without it.")
+    ] = None,
+    release: ReleaseOption = None,
+) -> None:
+    """Write a release as one HTML file to mail or to put beside a paper: tables, figures, and where every number is."""
+    from marts.report import write_report
+
+    with err.status("drawing"):
+        file = write_report(lake, release, output)
+    out.print(f"Written to {file}.", markup=False, soft_wrap=True)
+
+
+@app.command()
 def prune(
     lake: LakeArgument,
     keep: Annotated[int, typer.Option(min=1, help="How many of the newest releases to keep; the live one stays.")] = 5,

@@ -433,6 +433,9 @@ def flips(connection: duckdb.DuckDBPyConnection) -> Drawn:
         for row, at, is_start in zip(pairs, y, starts, strict=True):
             if is_start:
                 share.text(0, at - 0.95, in_words(row["metric_id"]), fontsize=7, fontweight="bold", va="center")
+            if is_start and row["metric_id"] == "dice" and row["significant_a"] is not None:
+                beside = ((1, at - 0.95), (4, 0), ("axes fraction", "data"), "offset points")
+                lead.annotate("Holm", *beside, va="center", fontsize=6)
         for ax in (share, size, lead):
             ax.tick_params(axis="y", length=0)
         figure.legend(handles=_patches(cast_), loc="outside lower left", ncols=4, handlelength=1)
@@ -458,7 +461,7 @@ def _leads(cast: Cast, ax: "Axes", pairs: Sequence[Row], y: Floats) -> None:
             if value is not None:  # a method that never leads has no lead
                 ax.barh([at], [sign * value], 0.6, color=cast.colour(method))
                 widest = max(widest, value)
-        if row["significant_a"] is not None:
+        if row["significant_a"] is not None and row["metric_id"] == "dice":  # of Dice: the same for every metric
             text = f"{row['significant_a']} | {row['significant_b']}"
             ax.annotate(text, (1, at), (4, 0), ("axes fraction", "data"), "offset points", va="center", fontsize=6)
     widest = widest or 1.0  # nothing but ties
@@ -504,7 +507,8 @@ def orders(connection: duckdb.DuckDBPyConnection) -> Drawn:
             select
                 o.metric_id, o.method_order, o.share, o.universe_count,
                 least(
-                    {MOST_ORDERS + 1}, row_number() over (partition by o.metric_id order by o.share desc, o.method_order)
+                    {MOST_ORDERS + 1},
+                    row_number() over (partition by o.metric_id order by o.share desc, o.method_order)
                 ) as place
             from order_share as o
             where o.universe_set = 'defensible' and o.order_kind = 'weak'
@@ -554,8 +558,8 @@ def orders(connection: duckdb.DuckDBPyConnection) -> Drawn:
         f"Within a metric, {len(cast_.methods)} methods come out in {_range(per_metric['order_count'])} different"
         f" order{'' if per_metric['order_count'].max() == 1 else 's'}",
         f"Each bar is one order of the methods (= for a tie) and the share of defensible universes that give it, the"
-        f" {MOST_ORDERS} commonest per metric. Colour: the method in front; grey: a tie in front, or all further orders."
-        " One long bar says that the order is the methods' own, many short ones that whoever chooses the evaluation"
+        f" {MOST_ORDERS} commonest per metric. Colour: the method in front; grey: a tie in front, or all further"
+        " orders. One long bar says that the order is the methods' own, many short ones that whoever chooses the evaluation"
         f" chooses the winner. n = {_range(universes)} universes per metric.",
         marts,
         figure,
@@ -618,8 +622,8 @@ def variance(connection: duckdb.DuckDBPyConnection) -> Drawn:
     return Drawn(
         "variance",
         f"Within a metric, {span} % of the variance belongs to the method",
-        "Each bar splits the sum of squares of a metric's scores into the methods, the axes of the evaluation (alone and"
-        " with the method), and what only combinations of axes explain. The lines at the two borders are"
+        "Each bar splits the sum of squares of a metric's scores into the methods, the axes of the evaluation (alone"
+        " and with the method), and what only combinations of axes explain. The lines at the two borders are"
         f" {100 * cast_.interval_level:g} % intervals over resampled test subjects (n = {cast_.test_count}): of the"
         " methods' part from the left, of the remainder from the right. The bar of all metrics mostly says that metrics"
         f" live on different scales: read the others first. n = {len(cast_.methods)} methods in the scored defensible"
@@ -679,8 +683,8 @@ def variance_terms(connection: duckdb.DuckDBPyConnection) -> Drawn:
     return Drawn(
         "variance_terms",
         _turning(terms, len(cast_.methods)),
-        "The same, axis by axis. The hollow mark is what an axis does to all methods alike, the filled mark what it does"
-        " to some more than to others: only filled marks can change an order. Lines:"
+        "The same, axis by axis. The hollow mark is what an axis does to all methods alike, the filled mark what it"
+        " does to some more than to others: only filled marks can change an order. Lines:"
         f" {100 * cast_.interval_level:g} % intervals over resampled test subjects (n = {cast_.test_count}). An axis"
         " that does not act, or has a single level left, is not shown.",
         marts,
@@ -726,17 +730,20 @@ def transfer(connection: duckdb.DuckDBPyConnection) -> Drawn:
         panels[-1][0].set_xlabel("nominal budget (cm³ of false positives per subject)", loc="left")
         figure.supylabel("realised on test: mean with interval (cm³)", fontsize=8)
         signs = [_sign(method, cast_.colour(method), cast_.marker(method)) for method in cast_.methods]
-        signs.append(_sign("budget kept exactly", INK))
+        signs.append(_sign("the budget", INK))
         figure.legend(handles=signs, loc="outside lower left", ncols=min(len(signs), 5))
     by_validation = points.filter(threshold_rule_id="validation")
-    title = f"Validation thresholds exceed their budget on test at {_above(by_validation)} of {len(by_validation)} points"
+    title = (
+        f"Validation thresholds exceed their budget on test at {_above(by_validation)} of {len(by_validation)} points"
+    )
     return Drawn(
         "transfer",
         title if len(by_validation) else "No threshold comes from validation subjects or from the cohort's own folds",
         "One panel per threshold rule: the mean false-positive volume that each method realised on the test subjects"
         f" (n = {_range(points['n_subjects'])}), with its {100 * cast_.interval_level:g} % interval, against the budget"
-        " that the rule was asked to keep; plain maps. Above the line the mean exceeds the budget; the panel's title"
-        " says at how many points. test_matched is chosen on the test subjects themselves: it shows what was possible."
+        " that the rule was asked to keep (black line); plain maps. A mark above the line exceeds the budget on"
+        " average; the panel's title says at how many points. test_matched is chosen on the test subjects themselves: it"
+        " shows what was possible."
         " The vertical scale is logarithmic above 1 cm³ and linear below.",
         marts,
         figure,
@@ -750,8 +757,8 @@ def _above(points: pl.DataFrame) -> int:
 
 def _realised(cast: Cast, ax: "Axes", points: Sequence[Row]) -> None:
     """One panel: the means of all methods and budgets, beside each other where their budgets coincide."""
-    ends = [cast.budgets[0] / 1.5, cast.budgets[-1] * 1.5]
-    ax.plot(ends, ends, color=INK, linewidth=0.7)
+    for budget in cast.budgets:  # a diagonal would be read at the wrong place by marks that stand beside each other
+        ax.hlines([budget], [budget / 1.33], [budget * 1.33], color=INK, linewidth=0.9)
     dodge = np.exp(0.22 * np.linspace(-1, 1, len(cast.methods))) if len(cast.methods) > 1 else np.ones(1)
     for row in points:
         method = row["method_id"]
@@ -831,7 +838,8 @@ def _shades(budgets: Sequence[float]) -> dict[float, str]:
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    return {b: to_hex(colormaps["viridis"](float(x))) for b, x in zip(budgets, np.linspace(0.1, 0.8, len(budgets)))}
+    places = np.linspace(0.1, 0.8, len(budgets))
+    return {b: to_hex(colormaps["viridis"](float(x))) for b, x in zip(budgets, places, strict=True)}
 
 
 def _forest(
@@ -854,8 +862,6 @@ def _forest(
         if row["estimate_low"] is not None:
             ax.hlines([y], [row["estimate_low"]], [row["estimate_high"]], color=shade, linewidth=0.9)
         face = shade if row["stands"] else "white"
-        ax.plot(
-            [row["estimate"]], [y], "o", color=shade, markersize=3.8, markerfacecolor=face, markeredgewidth=0.9
-        )
+        ax.plot([row["estimate"]], [y], "o", color=shade, markersize=3.8, markerfacecolor=face, markeredgewidth=0.9)
     ax.xaxis.set_major_locator(MaxNLocator(4))
     ax.tick_params(axis="y", length=0)
