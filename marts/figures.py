@@ -90,12 +90,12 @@ class Drawn:
         """What a notebook shows."""
         return self._saved("png", dpi=150) or None
 
-    def _saved(self, form: str, **options: object) -> bytes:
+    def _saved(self, form: str, dpi: float | None = None, metadata: dict[str, None] | None = None) -> bytes:
         if self.figure is None:
             return b""
         buffer = io.BytesIO()
         with _look():
-            self.figure.savefig(buffer, format=form, **options)
+            self.figure.savefig(buffer, format=form, dpi=dpi or "figure", metadata=metadata)
         return buffer.getvalue()
 
 
@@ -317,7 +317,7 @@ def steps(values: Floats, order: NDArray[np.intp], weight: Floats, most: int = S
         weight: One per cell, above 0.
         most: Steps; fewer where there are fewer cells.
     """
-    edges = np.linspace(0, weight.sum(), min(most, len(order)) + 1)
+    edges = np.linspace(0, float(weight.sum()), min(most, len(order)) + 1)
     passed = np.concatenate([[0], np.cumsum(weight[order])])
     total = np.concatenate([[0], np.cumsum((values * weight)[order])])
     return np.diff(np.interp(edges, passed, total)) / np.diff(edges)
@@ -559,8 +559,8 @@ def orders(connection: duckdb.DuckDBPyConnection) -> Drawn:
         f" order{'' if per_metric['order_count'].max() == 1 else 's'}",
         f"Each bar is one order of the methods (= for a tie) and the share of defensible universes that give it, the"
         f" {MOST_ORDERS} commonest per metric. Colour: the method in front; grey: a tie in front, or all further"
-        " orders. One long bar says that the order is the methods' own, many short ones that whoever chooses the evaluation"
-        f" chooses the winner. n = {_range(universes)} universes per metric.",
+        " orders. One long bar says that the order is the methods' own, many short ones that whoever chooses the"
+        f" evaluation chooses the winner. n = {_range(universes)} universes per metric.",
         marts,
         figure,
     )
@@ -742,9 +742,8 @@ def transfer(connection: duckdb.DuckDBPyConnection) -> Drawn:
         "One panel per threshold rule: the mean false-positive volume that each method realised on the test subjects"
         f" (n = {_range(points['n_subjects'])}), with its {100 * cast_.interval_level:g} % interval, against the budget"
         " that the rule was asked to keep (black line); plain maps. A mark above the line exceeds the budget on"
-        " average; the panel's title says at how many points. test_matched is chosen on the test subjects themselves: it"
-        " shows what was possible."
-        " The vertical scale is logarithmic above 1 cm³ and linear below.",
+        " average; the panel's title says at how many points. test_matched is chosen on the test subjects themselves:"
+        " it shows what was possible. The vertical scale is logarithmic above 1 cm³ and linear below.",
         marts,
         figure,
     )

@@ -295,7 +295,8 @@ def write_report(lake: Path, release_id: str | None = None, file: Path | None = 
     try:
         write_text(target, page)
     except OSError as error:
-        raise BadInput(f"{target} cannot be written: {error.strerror}. Name another file with --output.") from error
+        found = f"cannot be written: {error.strerror or error}"
+        raise BadInput(str(target), found, "Name a file in a folder that can be written with --output") from error
     return target
 
 
@@ -406,7 +407,9 @@ def _answer_in_words(connection: duckdb.DuckDBPyConnection, facts: Facts) -> Ite
     if verdicts:
         stated = "; ".join(f"{name} ({identifier}): {verdict}" for identifier, name, verdict in verdicts)
         yield f"By the criteria of the protocol: {stated}."
-    yield f"All of this holds for the {facts.test} test subjects of this cohort."
+    level = first_row(connection, "select interval_level from protocol") or (0.0,)
+    yield f"All of this holds for the {facts.test} test subjects of this cohort; brackets are {100 * level[0]:g} %"
+    yield "intervals over resamples of them."
 
 
 def _flips_in_words(connection: duckdb.DuckDBPyConnection) -> str:
@@ -416,8 +419,13 @@ def _flips_in_words(connection: duckdb.DuckDBPyConnection) -> str:
         """
         select
             method_a, method_b, metric_id, flip_share, flip_share_low, flip_share_high,
-            median_abs_difference, median_lead_a, median_lead_b, greater_count + less_count + tie_count
-        from flip_share
+            median_abs_difference, median_lead_a, median_lead_b, greater_count + less_count + tie_count,
+            (
+                select count(distinct c.cell_id)
+                from method_cell as c
+                where c.universe_set = f.universe_set and c.metric_id = f.metric_id
+            )
+        from flip_share as f
         where universe_set = 'defensible' and not is_baseline_pair and metric_id <> 'all'
         order by flip_share desc, median_abs_difference desc, metric_id, method_a, method_b
         limit 1
@@ -425,7 +433,7 @@ def _flips_in_words(connection: duckdb.DuckDBPyConnection) -> str:
     )
     if row is None:
         return "Flips are not testable: no pair of methods has a universe in common."
-    first, second, metric, share, low, high, difference, lead_a, lead_b, universes = row
+    first, second, metric, share, low, high, difference, lead_a, lead_b, universes, cells = row
     if share == 0:
         return "No pair of methods flips within a metric: every defensible universe gives each pair the same order."
     interval = f" [{low:.3f}, {high:.3f}]" if low is not None else " (no interval)"
@@ -435,7 +443,8 @@ def _flips_in_words(connection: duckdb.DuckDBPyConnection) -> str:
     ]
     return (
         f"The largest flip share within a metric is {share:.3f}{interval}, of {first} against {second} in"
-        f" {in_words(metric)}: that share of {universes:,} defensible universes gives the rarer order, ties half."
+        f" {in_words(metric)}: that share of {universes:,} defensible universes ({cells:,} distinct cells) gives the"
+        f" rarer order, ties half."
         f" There the two differ by {difference:.4f} (median); {leads[0]}, {leads[1]}."
     )
 
@@ -469,16 +478,21 @@ def _variance_in_words(connection: duckdb.DuckDBPyConnection) -> str:
 # --- Tables, figures, and reasons where there are none
 
 
+def _prose(text: str) -> str:
+    """Words as HTML, what stands in backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
 def _table(
     title: str, reading: str, columns: Sequence[str], rows: Sequence[Sequence[str]], why_empty: str = "None."
 ) -> str:
     """A table under its heading, or why there is none."""
     heading = f"<h3>{escape(title)}</h3>"
     if not rows:
-        return f'{heading}<p class="empty">{escape(why_empty)}</p>'
-    table = html_table([escape(column) for column in columns], [[escape(cell) for cell in row] for row in rows])
+        return f'{heading}<p class="empty">{_prose(why_empty)}</p>'
+    table = html_table([escape(column) for column in columns], [[_prose(cell) for cell in row] for row in rows])
     return f'{heading}<div class="scroll" role="region" tabindex="0" aria-label="{escape(title)}">{table}</div>' + (
-        f'<p class="reading">{escape(reading)}</p>' if reading else ""
+        f'<p class="reading">{_prose(reading)}</p>' if reading else ""
     )
 
 
