@@ -110,6 +110,7 @@ class Cast:
     interval_level: float
     tie_tolerance: float
     test_count: int
+    universe_count: int
 
     def colour(self, method: str) -> str:
         """A method's colour."""
@@ -153,7 +154,8 @@ def cast(connection: duckdb.DuckDBPyConnection) -> Cast:
     values = connection.sql("""
         select
             reference_budget_cm3, interval_level, tie_tolerance,
-            (select count(*) from cohort_subject where is_included and split = 'test')
+            (select count(*) from cohort_subject where is_included and split = 'test'),
+            (select count(*) from universe where status = 'ok' and is_defensible)
         from protocol
     """).fetchall()[0]
     return Cast(
@@ -164,6 +166,7 @@ def cast(connection: duckdb.DuckDBPyConnection) -> Cast:
         float(values[1]),
         float(values[2]),
         int(values[3]),
+        int(values[4]),
     )
 
 
@@ -626,8 +629,8 @@ def variance(connection: duckdb.DuckDBPyConnection) -> Drawn:
         " and with the method), and what only combinations of axes explain. The lines at the two borders are"
         f" {100 * cast_.interval_level:g} % intervals over resampled test subjects (n = {cast_.test_count}): of the"
         " methods' part from the left, of the remainder from the right. The bar of all metrics mostly says that metrics"
-        f" live on different scales: read the others first. n = {len(cast_.methods)} methods in the scored defensible"
-        " universes.",
+        f" live on different scales: read the others first. n = {len(cast_.methods)} methods in"
+        f" {cast_.universe_count:,} scored defensible universes, a part of them for each metric.",
         marts,
         figure,
     )
