@@ -82,9 +82,14 @@ class Drawn:
     def save(self, file: Path) -> None:
         """Write the figure as PDF with its headline, without a date; nothing is written without a figure."""
         if self.figure is not None:
-            self.figure.suptitle(textwrap.fill(self.title, 90), x=0.01, ha="left", fontsize=9, fontweight="bold")
+            with _look():
+                headline = self.figure.suptitle(
+                    textwrap.fill(self.title, 90), x=0.01, ha="left", fontsize=9, fontweight="bold"
+                )
+            headline.set_in_layout(True)
             file.write_bytes(self._saved("pdf", metadata={"CreationDate": None}))
-            self.figure.suptitle("")
+            headline.set_text("")
+            headline.set_in_layout(False)  # it would keep its place
 
     def _repr_png_(self) -> bytes | None:
         """What a notebook shows."""
@@ -270,7 +275,7 @@ def curves(connection: duckdb.DuckDBPyConnection) -> list[Drawn]:
         select c.metric_id, c.cell_id, c.method_id, c.score, c.weight, s.n_subjects
         from method_cell as c
         join cell_score as s using (cell_id, method_id)
-        join ranked_method as m on m.method_id = c.method_id and m.kind = 'method'
+        join ranked_method as m on m.method_id = c.method_id and m.kind = 'method' and m.is_ranked
         where c.universe_set = 'defensible' and c.metric_id <> 'all'
         order by c.cell_id, m.position
     """).pl()
@@ -342,7 +347,7 @@ def _curve(cast: Cast, metric: str, scores: pl.DataFrame, choices: pl.DataFrame,
             _curve_of_method(cast, cells, place, above, below, heights)
             above.set_title(
                 f"{textwrap.shorten(method, 26, placeholder='…')}\n"
-                f"{cells.scores[:, place].min():.2f} to {cells.scores[:, place].max():.2f}",
+                f"{cells.scores[:, place].min():.3f} to {cells.scores[:, place].max():.3f}",
                 color=cast.colour(method),
             )
             if place % across:
@@ -364,7 +369,7 @@ def _curve(cast: Cast, metric: str, scores: pl.DataFrame, choices: pl.DataFrame,
     fixed = f" The same everywhere: {', '.join(cells.fixed)}." if cells.fixed else ""
     return Drawn(
         f"curves_{metric}",
-        f"Choices alone move the {in_words(metric)} of one and the same method by up to {spread:.2f}",
+        f"Choices alone move the {in_words(metric)} of one and the same method by up to {spread:.3f}",
         f"Above, the {in_words(metric)} of each method in every distinct cell, from its lowest to its highest; each"
         f" score is a mean or a pooled value over {_range(scores['n_subjects'])} test subjects. Below, the same"
         f" universes in at most {STEPS} steps: the height of a bar is the share of a step's universes that use this"
@@ -715,7 +720,7 @@ def transfer(connection: duckdb.DuckDBPyConnection) -> Drawn:
         select o.*
         from operating_point as o
         join calibration_rule as r on r.threshold_rule_id = o.threshold_rule_id and r.uses_budget
-        join ranked_method as m on m.method_id = o.method_id and m.kind = 'method'
+        join ranked_method as m on m.method_id = o.method_id and m.kind = 'method' and m.is_ranked
         where o.postprocess_id = 'plain'
         order by r.position, o.budget_cm3, m.position
     """).pl()
@@ -792,8 +797,8 @@ def contrasts(connection: duckdb.DuckDBPyConnection) -> Drawn:
         select c.*, c.p_holm <= 1 - p.interval_level as stands
         from paired_contrast as c
         cross join protocol as p
-        join ranked_method as a on a.method_id = c.method_a
-        join ranked_method as b on b.method_id = c.method_b and b.kind = 'method'
+        join ranked_method as a on a.method_id = c.method_a and a.is_ranked
+        join ranked_method as b on b.method_id = c.method_b and b.is_ranked and b.kind = 'method'
         where c.metric_id = 'dice' and c.aggregation_id = 'mean' and c.estimate is not null
             and c.budget_cm3 is not null
         order by a.position, b.position, c.budget_cm3, c.operating_point

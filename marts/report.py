@@ -6,7 +6,7 @@ is made of the same release by the same version. What a release cannot say is sa
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
@@ -33,12 +33,13 @@ body { max-width: 62rem; }
 h1, h2, h3 { line-height: 1.25; margin: 1.6rem 0 0.5rem; }
 h2 { border-bottom: 2px solid #d5d9dd; padding-bottom: 0.2rem; margin-top: 2.4rem; }
 table { font-size: 0.86rem; font-variant-numeric: tabular-nums; }
-.facts th { width: 12rem; }
+.facts th { width: 14rem; }
 .scroll { overflow-x: auto; }
 .answer { border-left: 4px solid #0072b2; padding: 0.1rem 1rem; background: #f3f6f9; }
 .empty { font-style: italic; }
 .where, figcaption, .reading { color: #555; font-size: 0.86rem; }
 figure { margin: 1rem 0 2rem; }
+figcaption { margin-top: 0.4rem; }
 figure svg { display: block; width: 100%; height: auto; max-width: 56rem; background: #fff; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f3f6f9; padding: 0.5rem; font-size: 0.8rem; }
 code { font-size: 0.9em; overflow-wrap: anywhere; }
@@ -308,7 +309,7 @@ def report(connection: duckdb.DuckDBPyConnection) -> str:
     """
     facts = read_facts(connection)
     drawn = list(figures(connection))
-    tables = [(_section_of(question.sql), question, shown) for question, shown in _answered(connection)]
+    tables = [(_section_of(question.sql), question, shown) for question, shown in _answered(connection, facts)]
     traced: list[Traced] = []
     parts: list[tuple[str, str, str]] = [("answer", "The answer in short", _answer(connection, facts))]
     for section in (*SECTIONS, OTHER):
@@ -332,8 +333,11 @@ def report(connection: duckdb.DuckDBPyConnection) -> str:
     return _page(facts, parts)
 
 
-def _answered(connection: duckdb.DuckDBPyConnection) -> Iterator[tuple[Question, Shown]]:
-    return zip(QUESTIONS, answers(connection), strict=True)
+def _answered(connection: duckdb.DuckDBPyConnection, facts: Facts) -> Iterator[tuple[Question, Shown]]:
+    """Every question with its answer; one method alone has an order in every universe, which answers nothing."""
+    for question, shown in zip(QUESTIONS, answers(connection), strict=True):
+        is_void = facts.why_no_ranking is not None and "order_share" in tables_read(question.sql)
+        yield question, replace(shown, rows=()) if is_void else shown
 
 
 def _section_of(sql: str) -> Section:
@@ -376,7 +380,7 @@ def _answer(connection: duckdb.DuckDBPyConnection, facts: Facts) -> str:
         ("Content hash (SHA-256)", facts.content_hash),
         ("Subjects", f"{facts.validation} validation, {facts.test} test, {facts.left_out} left out"),
         ("Files or tasks that failed", f"{facts.failures:,}"),
-        ("Ranked", f"{facts.methods} methods, {facts.baselines} baselines"),
+        ("Ranked methods and baselines", f"{facts.methods} and {facts.baselines}"),
         (
             "Universes per method",
             f"{facts.planned:,} planned, {facts.scored:,} scored;"
