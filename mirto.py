@@ -123,6 +123,7 @@ def demo(
     for command, purpose in (
         (f"mirto tables {lake}", "every table and what one row of it is"),
         (f"mirto query {lake} \"select * from flip_share where metric_id = 'dice'\"", "any SQL over lake and marts"),
+        (f"mirto report {lake}", "the release as one HTML file, with figures, to mail or to put beside a paper"),
         (f"mirto rebuild {study} --lake {lake}", "the scheduled job; it finds nothing to do now"),
         (f"less {study}", "the study file, to copy for your own maps"),
     ):

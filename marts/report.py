@@ -26,6 +26,7 @@ from marts.source import tables_read
 
 NAME = "report.html"
 MESSAGES = 20  # of the gate that are shown
+ONE_TRAINING_SET = "The study declares no further training sets."
 END = "END"  # of a SELECT on standard input
 STYLE = """
 :root { color-scheme: light dark; }
@@ -42,7 +43,7 @@ figure { margin: 1rem 0 2rem; }
 figcaption { margin-top: 0.4rem; }
 figure svg { display: block; width: 100%; height: auto; max-width: 56rem; background: #fff; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f3f6f9; padding: 0.5rem; font-size: 0.8rem; }
-code { font-size: 0.9em; overflow-wrap: anywhere; }
+code { font-size: 0.9em; }
 @media (prefers-color-scheme: dark) {
   body { color: #e4e6e8; background: #16191c; }
   a { color: #8ec7ff; }
@@ -53,6 +54,7 @@ code { font-size: 0.9em; overflow-wrap: anywhere; }
 }
 @media print {
   body { max-width: none; padding: 0; font-size: 10pt; }
+  table { font-size: 8pt; }
   nav { display: none; }
   .scroll { overflow: visible; }
   h2, h3 { break-after: avoid; }
@@ -318,6 +320,9 @@ def report(connection: duckdb.DuckDBPyConnection) -> str:
         pictures = [one for one in drawn if one.name.startswith(section.figures)] if section.figures else []
         if not own and not pictures:
             continue
+        if section.anchor == "training" and not facts.training_sets:
+            parts.append((section.anchor, section.title, f'<p class="empty">{ONE_TRAINING_SET}</p>'))
+            continue
         for question, shown in own:
             marts = tables_read(question.sql)
             body.append(_table(shown.title, shown.reading, shown.columns, shown.rows, _why_empty(marts, facts)))
@@ -326,7 +331,7 @@ def report(connection: duckdb.DuckDBPyConnection) -> str:
         for one in pictures:
             body.append(_figure(one))
             if one.figure is not None:
-                traced.append(Traced(f"Figure: {one.title}", one.marts, ""))
+                traced.append(Traced(one.title, one.marts, ""))
         body += _further(connection, section, traced)
         parts.append((section.anchor, section.title, "".join(body)))
     parts.append(("trace", "How to trace a number", _trace(connection, facts, traced)))
@@ -509,7 +514,7 @@ def _why_empty(marts: Sequence[str], facts: Facts) -> str:
         return (
             "Nothing to tell: every training set is a level, or agrees with the primary maps."
             if facts.training_sets
-            else "The study declares no further training sets."
+            else ONE_TRAINING_SET
         )
     if "dropped_level" in read:
         return "None: every level of every axis stayed."
@@ -593,7 +598,7 @@ def _trace(connection: duckdb.DuckDBPyConnection, facts: Facts, traced: Sequence
         [
             [
                 f"<code>{escape(mart)}</code>",
-                escape(str(described.get(mart, "What the release is, or was published with."))),
+                _prose(str(described.get(mart, "What the release is, or was published with."))),
                 f"<code>{escape(prefix)} &quot;from {escape(mart)}&quot;</code>",
             ]
             for mart in marts

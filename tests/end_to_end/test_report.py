@@ -164,6 +164,17 @@ def test_the_answer_says_what_the_marts_say(published: Path, page: str) -> None:
     assert "3,888 defensible ones" in told
 
 
+def test_every_line_that_traces_a_number_runs(published: Path, page: str) -> None:
+    told = words(page)
+    start = f"mirto query LAKE --release {release_of(published)}"
+    lines = re.findall(rf'{start} "([^"]+)"', told)
+    selects = re.findall(rf"{start} - <<'END'\n(.*?)\nEND", told, flags=re.DOTALL)
+    assert len(lines) >= 10 and len(selects) >= 8
+    with connect(published) as connection:
+        for sql in (*lines, *selects):
+            assert connection.execute(sql).fetchall() != []
+
+
 def test_every_figure_is_there_with_its_caption_and_words(published: Path, page: str, drawn: dict[str, Drawn]) -> None:
     reader = read(page)
     assert {"flips", "orders", "variance", "variance_terms", "transfer", "contrasts", "curves_dice"} <= set(drawn)
