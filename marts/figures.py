@@ -123,7 +123,8 @@ class Cast:
 
     def marker(self, method: str) -> str:
         """A method's marker."""
-        return MARKERS[self.methods.index(method) % len(MARKERS)]
+        place = self.methods.index(method)
+        return MARKERS[(place + place // len(PALETTE)) % len(MARKERS)]  # no two of 64 share colour and marker
 
 
 def figures(connection: duckdb.DuckDBPyConnection) -> Iterator[Drawn]:
@@ -141,6 +142,18 @@ def in_words(identifier: str) -> str:
     """The name of an axis or a metric of the multiverse, for readers."""
     known = {"dice": "Dice", "auroc": "AUROC", "aroc": "AROC", "ap": "AP", "cm3": "(cm³)", "all": "all metrics"}
     return " ".join(known.get(word, word) for word in identifier.removesuffix("_id").split("_"))
+
+
+def shortened(name: str, most: int) -> str:
+    """A name of at most some characters, cut in its middle: names often differ at their ends."""
+    if len(name) <= most:
+        return name
+    kept = most - 1
+    return f"{name[: kept - kept // 2]}…{name[len(name) - kept // 2 :]}"
+
+
+def _pair(first: str, second: str) -> str:
+    return f"{shortened(first, 18)} vs {shortened(second, 18)}"
 
 
 def cast(connection: duckdb.DuckDBPyConnection) -> Cast:
@@ -346,8 +359,7 @@ def _curve(cast: Cast, metric: str, scores: pl.DataFrame, choices: pl.DataFrame,
             above, below = (rows[2 * (place // across) + part][place % across] for part in (0, 1))
             _curve_of_method(cast, cells, place, above, below, heights)
             above.set_title(
-                f"{textwrap.shorten(method, 26, placeholder='…')}\n"
-                f"{cells.scores[:, place].min():.3f} to {cells.scores[:, place].max():.3f}",
+                f"{shortened(method, 24)}\n{cells.scores[:, place].min():.3f} to {cells.scores[:, place].max():.3f}",
                 color=cast.colour(method),
             )
             if place % across:
@@ -435,8 +447,7 @@ def flips(connection: duckdb.DuckDBPyConnection) -> Drawn:
         size.barh(y, rows["median_abs_difference"].to_numpy(), 0.6, color="#b5b5b5")
         size.set_xlabel("median absolute difference\nof the two scores")
         _leads(cast_, lead, pairs, y)
-        names = [f"{row['method_a']} vs {row['method_b']}" for row in pairs]
-        share.set_yticks(y, [textwrap.shorten(name, 40, placeholder=" …") for name in names], fontsize=6)
+        share.set_yticks(y, [_pair(row["method_a"], row["method_b"]) for row in pairs], fontsize=6)
         share.set_ylim(float(y[-1]) + 0.8, float(y[0]) - 1.8)
         for row, at, is_start in zip(pairs, y, starts, strict=True):
             if is_start:
@@ -485,7 +496,9 @@ def _absolute(value: float, _place: int) -> str:
 
 def _told_flips(cast: Cast, rows: pl.DataFrame, marts: tuple[str, ...], figure: "Figure") -> Drawn:
     one_metric = rows.filter(pl.col("metric_id") != "all") if (rows["metric_id"] != "all").any() else rows
-    most = one_metric.sort("flip_share", descending=True, maintain_order=True).row(0, named=True)
+    most = one_metric.sort("flip_share", "median_abs_difference", descending=True, maintain_order=True).row(
+        0, named=True
+    )
     title = f"The pair that flips most is {most['method_a']} vs {most['method_b']} in {in_words(most['metric_id'])}: "
     title += f"{most['flip_share']:.3f} of the universes, at a median difference of {most['median_abs_difference']:.4f}"
     if most["flip_share"] == 0:
@@ -551,7 +564,7 @@ def orders(connection: duckdb.DuckDBPyConnection) -> Drawn:
                 va="center",
                 fontsize=6,
             )
-            text = textwrap.shorten(row["name"].replace(">", " > ").replace("=", " = "), 78, placeholder=" …")
+            text = _order_in_words(row["name"])
             ax.annotate(text, (1, at), (26, 0), ("axes fraction", "data"), "offset points", va="center", fontsize=6)
         groups = [(at, row) for at, row, is_start in zip(y, rows["metric_id"], starts, strict=True) if is_start]
         ax.set_yticks([at for at, _ in groups], [in_words(metric) for _, metric in groups])
@@ -572,6 +585,14 @@ def orders(connection: duckdb.DuckDBPyConnection) -> Drawn:
         marts,
         figure,
     )
+
+
+def _order_in_words(order: str, most: int = 84) -> str:
+    """An order to stand beside its bar: where it is long its names are cut, and then its end."""
+    spaced = order.replace(">", " > ").replace("=", " = ")
+    if len(spaced) > most:
+        spaced = " ".join(shortened(name, 12) for name in spaced.split(" "))
+    return spaced if len(spaced) <= most else f"{spaced[: most - 2]} …"
 
 
 def _leader(order: str) -> str | None:
@@ -816,8 +837,7 @@ def contrasts(connection: duckdb.DuckDBPyConnection) -> Drawn:
             these = shown.filter(operating_point=point)
             ax.set_title(f"{in_words(point)}: {these['stands'].sum()} of {len(these)} stand")
             _forest(ax, these.to_dicts(), pairs, kept, shades)
-        names = [textwrap.shorten(f"{a} vs {b}", 40, placeholder=" …") for a, b in pairs]
-        panels[0].set_yticks(range(len(pairs)), names)
+        panels[0].set_yticks(range(len(pairs)), [_pair(first, second) for first, second in pairs])
         panels[0].set_ylim(len(pairs) - 0.5, -0.5)
         panels[0].set_xlabel("difference in mean Dice, first minus second", loc="left")
         signs = [_sign(f"{budget:g} cm³", shades[budget], "o") for budget in kept]
