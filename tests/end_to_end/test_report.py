@@ -17,7 +17,7 @@ from expectations.study import load_study
 from ingest.jobs import InProcess
 from ingest.manifest import read_manifest
 from ingest.run import Ingest
-from marts.figures import Drawn, contrasts, figures, flips, shortened, transfer
+from marts.figures import Drawn, contrasts, figures, flips, transfer
 from marts.findings import answers
 from marts.lake import build_release, connect, live_release
 from marts.release import is_view
@@ -398,14 +398,6 @@ def test_without_validation_subjects_there_is_a_page(
     assert "0 validation, 3 test" in section(page, "answer")
     assert "crossfit" in section(page, "thresholds")
     assert re.search(r"needs \d+ validation subjects", section(page, "left-out"))
-
-
-@pytest.mark.parametrize(
-    ("name", "most", "short"),
-    [("sharp", 5, "sharp"), ("sharp", 4, "sh…p"), ("a_long_name_1", 6, "a_l…_1"), ("a_long_name_2", 6, "a_l…_2")],
-)
-def test_long_names_are_cut_in_their_middle(name: str, most: int, short: str) -> None:
-    assert shortened(name, most) == short
 
 
 def test_a_figure_is_kept_as_pdf(drawn: dict[str, Drawn], tmp_path: Path) -> None:
