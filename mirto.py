@@ -123,6 +123,7 @@ def demo(
     for command, purpose in (
         (f"mirto tables {lake}", "every table and what one row of it is"),
         (f"mirto query {lake} \"select * from flip_share where metric_id = 'dice'\"", "any SQL over lake and marts"),
+        (f"mirto report {lake}", "the release as one HTML file, with figures, to mail or to put beside a paper"),
         (f"mirto rebuild {study} --lake {lake}", "the scheduled job; it finds nothing to do now"),
         (f"less {study}", "the study file, to copy for your own maps"),
     ):
@@ -461,6 +462,22 @@ def diff(
         out.print("No number moved.")
         return
     _show_table("", ["table", "column", "rows that moved", "largest change", "where"], rows)
+
+
+@app.command()
+def report(
+    lake: LakeArgument,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write; report.html in the lake without it.")
+    ] = None,
+    release: ReleaseOption = None,
+) -> None:
+    """Write a release as one HTML file to mail or to put beside a paper: tables, figures, and where every number is."""
+    from marts.report import write_report
+
+    with err.status("drawing"):
+        file = write_report(lake, release, output)
+    out.print(f"Written to {file}.", markup=False, soft_wrap=True)
 
 
 @app.command()

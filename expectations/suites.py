@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 import polars as pl
 
+from expectations.page import head, html_table
 from expectations.tables import (
     POLARS_TYPES,
     Column,
@@ -72,21 +73,10 @@ GEOMETRY_COLUMNS: dict[str, tuple[ColumnType, str]] = {
     "excess_dice": ("f64", "Dice of the applied candidate above the best that the two voxel counts allow"),
 }
 
-# The policy makes a browser refuse whatever a page could fetch or run, now or under a later version of the library.
-HEAD = """
-<meta charset="UTF-8">
-<meta http-equiv="Content-Security-Policy"
-  content="default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'">
-<style>
-body { margin: 0 auto; max-width: 80rem; padding: 1rem 2rem; color: #222; background: #fff;
-  font: 15px/1.45 system-ui, sans-serif; }
+STYLE = """
 h1, h2, h4, h5, h6 { margin: 1.2rem 0 0.5rem; line-height: 1.2; }
 h5 { font-size: 1.15rem; }
 h6, .h6 { font-size: 1rem; font-weight: 600; }
-a { color: #0b5394; }
-table { border-collapse: collapse; margin: 0.5rem 0 1rem; }
-th, td { border: 1px solid #d5d9dd; padding: 0.3rem 0.6rem; text-align: left; vertical-align: top; }
-th { background: #eef1f4; }
 ol, ul { list-style: none; margin: 0; padding: 0; }
 .breadcrumb li { display: inline; }
 .breadcrumb li + li::before { content: " / "; }
@@ -101,7 +91,6 @@ ol, ul { list-style: none; margin: 0; padding: 0; }
 .fa-times::before { content: "\\2717"; }
 .fa-exclamation-triangle::before { content: "!"; }
 .card.mb-3, .collapse, [data-toggle="collapse"], [hidden] { display: none; }
-</style>
 """
 
 
@@ -512,7 +501,7 @@ def _detached(page: str) -> str:
     page = re.sub(r"(href=\"(?:\.\./)+)index\.html", r"\1../index.html", page)
     page = re.sub(r">\s*Index\s*<", ">Rows<", page)
     page = re.sub(r">((\w+)=[^<]+)<", _one_row_a_line, page)
-    return page.replace("<head>", f"<head>{HEAD}", 1)
+    return page.replace("<head>", f"<head>{head(STYLE)}", 1)
 
 
 def _one_row_a_line(cell: re.Match[str]) -> str:
@@ -522,17 +511,17 @@ def _one_row_a_line(cell: re.Match[str]) -> str:
 
 def _index(docs: Path, outcomes: Sequence[_Outcome]) -> str:
     """The first page: suites with their outcome, and every finding."""
-    suites = _table(
+    suites = html_table(
         ("Suite", "Outcome", "Rows", "Rules", "Broken", "Description"), [_suite_cells(docs, one) for one in outcomes]
     )
     findings = [finding for one in outcomes for finding in one.findings]
-    told = _table(
+    told = html_table(
         ("Table", "Rule", "Severity", "Rows", "Examples", "What to do"), [_finding_cells(one) for one in findings]
     )
     counts = Counter(one.verdict for one in outcomes)
     summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ("stopped", "warned", "passed"))
     return (
-        f"<!DOCTYPE html><html lang='en'><head><title>Data Docs</title>{HEAD}</head><body><main>"
+        f"<!DOCTYPE html><html lang='en'><head>{head(STYLE, 'Data Docs')}</head><body><main>"
         f"<h1>Data Docs</h1><p>{len(outcomes)} suites: {summary}.</p>{suites}"
         f"<h2>Findings</h2>{told if findings else '<p>None: every rule holds.</p>'}</main></body></html>"
     )
@@ -567,13 +556,6 @@ def _finding_cells(one: Finding) -> list[str]:
         told,
         html.escape(one.remedy),
     ]
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """An HTML table of cells that are HTML already."""
-    head = "".join(f"<th>{cell}</th>" for cell in header)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def geometry_frames(gate_candidate: pl.DataFrame, gate_overlap: pl.DataFrame, shapes: pl.DataFrame) -> list[Guarded]:

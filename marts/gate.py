@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import duckdb
 import polars as pl
 
 from ingest.run import GateReport
@@ -46,13 +47,16 @@ def judge(lake: Path, gate: GateReport) -> Verdicts:
     """
     with open_for_building(None, lake) as connection:
         build_tables(connection, gate.report.manifest, ["gate_summary", "gate_subject"], given=gate.given)
-        ordered = "order by m.position"
-        return Verdicts(
-            connection.sql(f"select g.* from gate_summary as g join method as m using (method_id) {ordered}").pl(),
-            connection.sql(
-                f"select g.* from gate_subject as g join method as m using (method_id) {ordered}, g.subject_id"
-            ).pl(),
-        )
+        return read_verdicts(connection)
+
+
+def read_verdicts(connection: duckdb.DuckDBPyConnection) -> Verdicts:
+    """The verdicts of a release, or of a gate that was built alone; methods in declared order, subjects by id."""
+    ordered = "join method as m using (method_id) order by m.position"
+    return Verdicts(
+        connection.sql(f"select g.* from gate_summary as g {ordered}").pl(),
+        connection.sql(f"select g.* from gate_subject as g {ordered}, g.subject_id").pl(),
+    )
 
 
 def advice(method_id: str, suggestion: str, study_lines: str | None) -> str:

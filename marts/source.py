@@ -79,7 +79,7 @@ def _header(file: Path, text: str) -> tuple[str, list[tuple[str, str]]]:
 def _inputs(file: Path, text: str) -> tuple[str, ...]:
     """Tables that a SELECT reads, without its own common table expressions."""
     try:
-        return _tables_read(text)
+        return tables_read(text)
     except ParseError as error:
         raise BadMart(f"{file}: is not one SELECT: {error}") from error
     except ValueError as error:
@@ -87,7 +87,12 @@ def _inputs(file: Path, text: str) -> tuple[str, ...]:
 
 
 @cache
-def _tables_read(text: str) -> tuple[str, ...]:
+def tables_read(text: str) -> tuple[str, ...]:
+    """Tables that a SELECT reads, by name, without its own common table expressions.
+
+    Raises:
+        ValueError: The text is not one SELECT.
+    """
     statements = [s for s in sqlglot.parse(text, dialect="duckdb") if s is not None]
     if len(statements) != 1 or not isinstance(statements[0], exp.Query):
         raise ValueError(f"holds {len(statements)} statements. A mart is one SELECT.")

@@ -433,5 +433,6 @@ def test_help_names_every_verb() -> None:
         "releases",
         "diff",
         "prune",
+        "report",
     ):
         assert verb in text

@@ -1,6 +1,8 @@
 from collections.abc import Sequence
 
-class Line2D:
+from matplotlib.artist import Artist
+
+class Line2D(Artist):
     def __init__(
         self,
         xdata: Sequence[float],
@@ -10,4 +12,7 @@ class Line2D:
         linewidth: float = ...,
         linestyle: str | tuple[int, tuple[float, float]] = ...,
         label: str = ...,
+        marker: str = ...,
+        markersize: float = ...,
+        markerfacecolor: str = ...,
     ) -> None: ...
