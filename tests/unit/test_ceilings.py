@@ -131,7 +131,7 @@ def frame(columns: Mapping[str, Sequence[object]]) -> pl.DataFrame:
 def bounds(components: pl.DataFrame, regions: pl.DataFrame, points: pl.DataFrame) -> list[tuple[object, ...]]:
     cohort = frame({"is_included": [True], "split": ["test"], "voxel_mm3": [2.0]})
     inputs = {"cohort_subject": cohort, "entry": frame({"method_id": ["a"], "entry": [0]}), "point": points}
-    inputs |= {"region:0": regions, "component:0": components}
+    inputs |= {name: rows.with_columns(entry=0) for name, rows in (("region", regions), ("component", components))}
     return segment_ceiling.compute(protocol(), inputs).rows()
 
 
