@@ -66,7 +66,7 @@ class _OneSet(Mapping[str, pl.DataFrame]):
     columns=("value",),
     inputs=(
         *("universe", "cell", "budget", "axis_level", "ranked_method", "method", "cohort_subject", "cell_score"),
-        *("threshold_choice", "subject_threshold", "replicate_level", "threshold_curve", "lesion_curve"),
+        *("threshold_choice", "own_level", "replicate_level", "threshold_curve", "lesion_curve"),
         *("voxel_ranking", "slice_ranking", "score_histogram", "slice_score", "configuration_level"),
         *("ledger_set", "ledger_member"),
     ),

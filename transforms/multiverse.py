@@ -104,16 +104,16 @@ def visited_cte(members: str) -> str:
         join series as s using ({", ".join(SERIES_KEY)})
         where s.reads_curves
     ),
-    own_level as (
+    own_point as (
         select distinct
             s.series, {", ".join(f"o.{name}" for name in SERIES_KEY)}, t.subject, o.subject_id, o.level,
             case c.status when 'degraded' then {CROSSFIT} + b.position else {OPTIMUM} end::usmallint as point
-        from subject_threshold as o
+        from own_level as o
         join threshold_choice as c using ({", ".join(SERIES_KEY)}, threshold_rule_id, budget_cm3)
         join budget as b using (budget_cm3)
         join series as s using ({", ".join(SERIES_KEY)})
         join test_subject as t using (subject_id)
-        where s.reads_curves and c.level is null
+        where s.reads_curves
             and o.threshold_rule_id in (select threshold_rule_id from standing join cell using (cell_id))
     )"""
 
@@ -137,7 +137,7 @@ def visited_query(members: str, table: str, columns: str, condition: str = "true
         own_read as (
             select o.series, o.subject, o.point, c.* exclude ({keys}, subject_id, level)
             from {table} as c
-            join own_level as o using ({keys}, subject_id, level)
+            join own_point as o using ({keys}, subject_id, level)
             where {condition}
         )
         select p.series, p.subject, p.point, x.position::utinyint as postprocess, {columns}
@@ -765,7 +765,7 @@ def _axis_places(protocol: Protocol) -> dict[str, slice]:
     columns=("value",),
     inputs=(
         *("universe", "cell", "budget", "axis_level", "ranked_method", "method", "cohort_subject", "cell_score"),
-        *("threshold_choice", "subject_threshold", "replicate_level", "threshold_curve", "lesion_curve"),
+        *("threshold_choice", "own_level", "replicate_level", "threshold_curve", "lesion_curve"),
         *("voxel_ranking", "slice_ranking", "score_histogram", "slice_score"),
     ),
     queries=multiverse_queries(PRIMARIES),
