@@ -325,7 +325,7 @@ def validate_live(lake: Path) -> list[Finding]:
     with connect(lake) as connection:
         names = [str(name) for (name,) in connection.execute("select table_name from release_table").fetchall()]
         built = Built({name: declared[name] for name in names if name in declared}, found)
-        return check_release(connection, built, None, reads_parts_again=True)
+        return check_release(connection, built, None, reads_all=True)
 
 
 def try_marts(lake: Path, manifest: Manifest, names: Sequence[str]) -> Generator[tuple[str, int, pl.DataFrame]]:

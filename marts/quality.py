@@ -17,13 +17,14 @@ from marts.gate import advice
 from marts.release import Built, first_row, is_view, quoted
 
 GUARDED_ROWS = 10_000  # rows up to which a mart is handed to Great Expectations as a frame
-VIEWED_ROWS = 1_000_000  # rows of a view that are checked, its first: all are made by one SELECT from checked rows
+VIEWED_ROWS = 1_000_000  # rows of a view that a build checks, its first: one SELECT makes all from checked rows
+KEYED_ROWS = 10_000_000  # rows of a view whose key is checked where the others are read whole
 EXAMPLES = 5
 GATE_TABLES = ("gate_candidate", "gate_overlap")  # guarded with the geometry's own rules, at any size
 
 
 def check_release(
-    connection: duckdb.DuckDBPyConnection, built: Built, docs: Path | None, reads_parts_again: bool = False
+    connection: duckdb.DuckDBPyConnection, built: Built, docs: Path | None, reads_all: bool = False
 ) -> list[Finding]:
     """Everything that a built release breaks.
 
@@ -34,8 +35,8 @@ def check_release(
         connection: The release being built.
         built: What it holds.
         docs: Folder for the Data Docs of this validation; none are written without one.
-        reads_parts_again: Whether lake tables are held against their declaration once more; every part was when it was
-            written, and never changes.
+        reads_all: Whether lake tables are held against their declaration once more (every part was when it was written,
+            and never changes), and views to their last row.
 
     Returns:
         Findings, those that stop the release first; none when all is well.
@@ -44,18 +45,18 @@ def check_release(
     frames = [*_geometry(connection), *guarded]
     with ThreadPoolExecutor(1) as beside:  # the library keeps one core busy, and DuckDB waits for no interpreter
         by_suite = beside.submit(validate, frames, docs)
-        in_sql = [*_declared_findings(connection, large, reads_parts_again), *_rule_findings(connection, built)]
+        in_sql = [*_declared_findings(connection, large, reads_all), *_rule_findings(connection, built)]
     findings = [*by_suite.result(), *in_sql, *_gate_findings(connection, built)]
     return sorted(findings, key=lambda finding: finding.severity != "stop")
 
 
 def _declared_findings(
-    connection: duckdb.DuckDBPyConnection, tables: Sequence[Table], reads_parts_again: bool
+    connection: duckdb.DuckDBPyConnection, tables: Sequence[Table], reads_all: bool
 ) -> Iterator[Finding]:
     """What tables break of their declarations."""
     for table in tables:
-        if reads_parts_again or table.name not in lake_tables():
-            yield from declared_findings(connection, table)
+        if reads_all or table.name not in lake_tables():
+            yield from declared_findings(connection, table, reads_all)
 
 
 def _rule_findings(connection: duckdb.DuckDBPyConnection, built: Built) -> Iterator[Finding]:
@@ -93,12 +94,13 @@ def _count(connection: duckdb.DuckDBPyConnection, query: str) -> int:
     return 0 if row is None else int(row[0] or 0)
 
 
-def declared_findings(connection: duckdb.DuckDBPyConnection, table: Table) -> list[Finding]:
-    """What a table's rows break of its declaration, by one SQL pass over it; of a mart's view, its first rows."""
+def declared_findings(connection: duckdb.DuckDBPyConnection, table: Table, reads_all: bool = False) -> list[Finding]:
+    """What a table's rows break of its declaration, by one SQL pass; of a mart's view, its first rows or all."""
     rules = [rule for column in table.columns for rule in _sql_rules(column)]
     is_part = table.name in lake_tables()
     is_long = not is_part and is_view(connection, table.name)
-    rows = f"(from {table.name} limit {VIEWED_ROWS})" if is_long else table.name
+    rows = f"(from {table.name} limit {VIEWED_ROWS})" if is_long and not reads_all else table.name
+    keyed = f"(from {table.name} limit {KEYED_ROWS if reads_all else VIEWED_ROWS})" if is_long else table.name
     findings: list[Finding] = []
     if rules:
         counts = ", ".join(f"count(*) filter ({violation})" for _, violation in rules)
@@ -109,9 +111,9 @@ def declared_findings(connection: duckdb.DuckDBPyConnection, table: Table) -> li
     if table.key and not is_part:  # the key of a lake table names the part, so a part's own rows are all there are
         keys = ", ".join(table.key)
         # hashes take a fraction of the memory of the keys, which are compared only where two hashes are the same
-        repeated = _count(connection, f"select count(*) - count(distinct hash({keys})) from {rows}")
+        repeated = _count(connection, f"select count(*) - count(distinct hash({keys})) from {keyed}")
         if repeated:
-            repeated = _count(connection, f"select count(*) - count(distinct row({keys})) from {rows}")
+            repeated = _count(connection, f"select count(*) - count(distinct row({keys})) from {keyed}")
         if repeated:
             findings.append(Finding(table.name, f"key ({keys}) repeats", "stop", repeated, (), "Report this defect"))
     return findings

@@ -42,16 +42,20 @@ def test_of_a_view_the_first_rows_are_checked(monkeypatch: pytest.MonkeyPatch) -
             "create table rows as from (values ('a', 2.0, 1), ('a', 0.5, 2), ('a', 3.0, 3)) as t(m, e, n)"
         )
         connection.execute("create view large as select m as method_id, e as exceedance, n as n_subjects from rows")
-        found = {finding.rule: finding.row_count for finding in declared_findings(connection, TABLE)}
-    assert found == {"exceedance is above 1": 1, "key (method_id) repeats": 1}
+        first, every = (
+            {finding.rule: finding.row_count for finding in declared_findings(connection, TABLE, reads_all)}
+            for reads_all in (False, True)
+        )
+    assert first == {"exceedance is above 1": 1, "key (method_id) repeats": 1}
+    assert every == {"exceedance is above 1": 2, "key (method_id) repeats": 2}
 
 
-@pytest.mark.parametrize("reads_parts_again", [False, True])
-def test_a_part_is_held_against_its_declaration_again_where_asked(reads_parts_again: bool) -> None:
+@pytest.mark.parametrize("reads_all", [False, True])
+def test_a_part_is_held_against_its_declaration_again_where_asked(reads_all: bool) -> None:
     with duckdb.connect() as connection:
         for name, table in lake_tables().items():
             columns = ", ".join(f"{column.name} {column.duckdb_type}" for column in table.columns)
             connection.execute(f"create table {name} ({columns})")
         connection.execute("insert into slice_ranking (method_id, subject_id, auroc) values ('a', 's', 1.5)")
-        findings = check_release(connection, Built(lake_tables(), {}), None, reads_parts_again)
-    assert ("auroc is above 1" in {finding.rule for finding in findings}) == reads_parts_again
+        findings = check_release(connection, Built(lake_tables(), {}), None, reads_all)
+    assert ("auroc is above 1" in {finding.rule for finding in findings}) == reads_all
