@@ -76,19 +76,13 @@ class PartStore:
         """
         if found := breaches(frame, table):
             raise ContractBroken(found)
-        target = self.path(part)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        beside = target.with_name(f".{uuid.uuid4().hex}.tmp")
         metadata = {"mirto.table": part.table, "mirto.owner": part.owner, "mirto.fingerprint": part.fingerprint}
-        try:
-            frame.sort(table.key).write_parquet(beside, compression="zstd", compression_level=3, metadata=metadata)
-            publish(beside, target)
-        finally:
-            beside.unlink(missing_ok=True)
+        write_frame(self.path(part), frame.sort(table.key), metadata)
 
     def sweep(self) -> int:
         """Remove what killed writers left in the lake; how many files that were."""
-        leftovers = [file for folder in ("parts/*", "cache", ".") for file in self.lake.glob(f"{folder}/.*.tmp")]
+        folders = ("parts/*", "bundles/*", "cache", ".")
+        leftovers = [file for folder in folders for file in self.lake.glob(f"{folder}/.*.tmp")]
         for leftover in leftovers:
             leftover.unlink(missing_ok=True)
         return len(leftovers)
@@ -104,6 +98,26 @@ def publish(beside: Path, target: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def write_frame(target: Path, frame: pl.DataFrame, metadata: dict[str, str], rows_together: int | None = None) -> None:
+    """Write a Parquet file so that it appears whole or not at all.
+
+    Args:
+        target: Where it goes; its folder is made.
+        frame: Its rows.
+        metadata: Its key-value metadata.
+        rows_together: Rows of a row group; as the library sees fit without it.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_name(f".{uuid.uuid4().hex}.tmp")
+    try:
+        frame.write_parquet(
+            beside, compression="zstd", compression_level=3, row_group_size=rows_together, metadata=metadata
+        )
+        publish(beside, target)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def write_text(target: Path, text: str) -> None:

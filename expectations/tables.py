@@ -69,6 +69,7 @@ class TableDeclaration(BaseModel):
     key: tuple[str, ...]
     columns: tuple[str, ...]
     rules: tuple[str, ...] = ()
+    falls: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -135,12 +136,21 @@ class Table:
 
 @dataclass(frozen=True)
 class LakeTable(Table):
-    """A table that `ingest` measures and stores as immutable parts."""
+    """A table that `ingest` measures and stores as immutable parts.
+
+    Attributes:
+        parts: Whose rows a part holds.
+        version: Counts changes of what the code measures.
+        depends: What the rows depend on.
+        rules: What must hold in every row: a SQL condition, a bar, and what is wrong where it does not.
+        falls: Columns that never rise along the last column of the key.
+    """
 
     parts: tuple[PartKind, ...]
     version: int
     depends: tuple[str, ...]
     rules: tuple[str, ...]
+    falls: tuple[str, ...]
 
 
 @cache
@@ -193,6 +203,7 @@ def lake_tables() -> dict[str, LakeTable]:
             version=declared.version,
             depends=declared.depends,
             rules=declared.rules,
+            falls=declared.falls,
         )
     return tables
 
@@ -226,6 +237,13 @@ def breaches(frame: pl.DataFrame, table: Table) -> list[Breach]:
     found = {rule: frame.filter(violation).height for column in table.columns for rule, violation in _rules(column)}
     if table.key:
         found[f"key ({', '.join(table.key)}) repeats"] = len(frame) - frame.select(table.key).n_unique()
+    if isinstance(table, LakeTable):
+        for condition, wrong in (rule.split(" | ") for rule in table.rules):
+            found[wrong] = frame.filter(~pl.sql_expr(condition)).height  # a condition that is null counts as kept
+        *curve, along = table.key
+        for column in table.falls:
+            before = pl.col(column).shift().over(curve, order_by=along)
+            found[f"{column} rises with {along}"] = frame.filter(pl.col(column) > before).height
     return [Breach(table.name, rule, count) for rule, count in found.items() if count > 0]
 
 

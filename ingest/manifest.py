@@ -1,4 +1,4 @@
-"""What a lake holds now: the study as declared, the current parts, and what could not be measured.
+"""What a lake holds now: the study as declared, the current parts and bundles, and what could not be measured.
 
 Written by `ingest`, read by `marts`: a release is built from a manifest and needs the study's images no more.
 """
@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from expectations.protocol import Protocol, protocol
 from expectations.store import write_text
+from ingest.bundles import files_of
 
 FILE_NAME = "manifest.json"
 
@@ -46,6 +47,7 @@ class Manifest(BaseModel):
     subject_count: int
     method_ids: tuple[str, ...]
     parts: dict[str, tuple[str, ...]]
+    bundles: tuple[str, ...] = ()
     failures: tuple[Failure, ...]
 
     @property
@@ -55,9 +57,13 @@ class Manifest(BaseModel):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of everything that a release depends on, but for the SQL."""
-        content = self.model_dump(mode="json") | {"sql_folder": None}
+        """Hash of everything that a release depends on, but for the SQL; bundles hold what parts hold."""
+        content = self.model_dump(mode="json", exclude={"sql_folder", "bundles"})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def files(self, table: str) -> list[str]:
+        """The files that hold the rows of a table: bundles, and parts that lie in none."""
+        return files_of(table, self.parts.get(table, ()), self.bundles)
 
     def write(self, lake: Path) -> None:
         """Replace the lake's manifest, whole or not at all."""

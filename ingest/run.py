@@ -7,7 +7,7 @@ are content-addressed, so a run that was killed is simply run again.
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import polars as pl
@@ -15,6 +15,7 @@ import polars as pl
 from expectations.store import Part, PartStore
 from expectations.study import Study
 from expectations.tables import lake_tables
+from ingest.bundles import bundle_parts
 from ingest.digests import Digest, digest_all
 from ingest.jobs import Job, Runner
 from ingest.manifest import Failure, Manifest
@@ -93,7 +94,7 @@ class Ingest:
         self.measured = 0
 
     def run(self) -> Report:
-        """Measure what is missing and write the manifest.
+        """Measure what is missing, write the manifest, and bundle what the lake holds.
 
         Returns:
             The manifest (its failures say what could not be measured) and how many parts were measured or kept.
@@ -108,7 +109,7 @@ class Ingest:
         self._perform("diagnostics", self._diagnostic_jobs(scales))
         report = self._report()
         report.manifest.write(self.store.lake)
-        return report
+        return replace(report, manifest=self._bundled(report.manifest))
 
     def run_gate(self, *, is_kept: bool) -> GateReport:
         """Measure the geometry gate alone: own references against canonical ones, and the headers of the maps.
@@ -169,6 +170,14 @@ class Ingest:
         )
         total = sum(len(parts) for parts in self.current.values())
         return Report(manifest, self.measured, total - self.measured)
+
+    def _bundled(self, manifest: Manifest) -> Manifest:
+        """Copy parts into bundles where there are many; a manifest that says which bundles there are."""
+        lake, progress = self.store.lake, self.progress
+        there = bundle_parts(lake, manifest.parts, lambda count: progress.start("bundling parts", count), progress.step)
+        bundled = manifest.model_copy(update={"bundles": there})
+        bundled.write(lake)
+        return bundled
 
     def _sql_folder(self) -> str | None:
         folder = self.study.file.study.sql

@@ -195,7 +195,7 @@ def _describe(
     frames = {
         "release": pl.DataFrame([release.__dict__]),
         "release_part": pl.DataFrame(
-            [(name, path) for name, paths in manifest.parts.items() for path in paths],
+            [(name, path) for name in manifest.parts for path in manifest.files(name)],
             schema={"table_name": pl.String, "path": pl.String},
             orient="row",
         ),
@@ -301,13 +301,15 @@ def prune(lake: Path, keep: int) -> tuple[list[str], int]:
     for release_id in dropped:
         (lake / "releases" / f"{release_id}.duckdb").unlink()
         shutil.rmtree(lake / "docs" / release_id, ignore_errors=True)
-    used = {path for paths in read_manifest(lake).parts.values() for path in paths}
+    manifest = read_manifest(lake)
+    used = {*manifest.bundles, *(path for paths in manifest.parts.values() for path in paths)}
     for release_id in kept:
         with duckdb.connect(lake / "releases" / f"{release_id}.duckdb", read_only=True) as connection:
             used |= {path for (path,) in connection.execute("select path from release_part").fetchall()}
-    unused = [p for p in lake.glob("parts/*/*.parquet") if p.relative_to(lake).as_posix() not in used]
-    for part in unused:
-        part.unlink()
+    files = [file for kind in ("parts", "bundles") for file in lake.glob(f"{kind}/*/*.parquet")]
+    unused = [file for file in files if file.relative_to(lake).as_posix() not in used]
+    for file in unused:
+        file.unlink()
     return dropped, len(unused)
 
 

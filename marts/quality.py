@@ -11,7 +11,7 @@ from pathlib import Path
 import duckdb
 
 from expectations.suites import Finding, Guarded, geometry_frames, validate
-from expectations.tables import Column, Table, lake_tables
+from expectations.tables import Column, LakeTable, Table, lake_tables
 from marts.catalog import Check
 from marts.gate import advice
 from marts.release import Built, first_row, is_view, quoted
@@ -35,8 +35,8 @@ def check_release(
         connection: The release being built.
         built: What it holds.
         docs: Folder for the Data Docs of this validation; none are written without one.
-        reads_all: Whether lake tables are held against their declaration once more (every part was when it was written,
-            and never changes), and views to their last row.
+        reads_all: Whether lake tables are held against their declaration and rules once more (every part was when it
+            was written, and never changes), and views to their last row.
 
     Returns:
         Findings, those that stop the release first; none when all is well.
@@ -45,7 +45,8 @@ def check_release(
     frames = [*_geometry(connection), *guarded]
     with ThreadPoolExecutor(1) as beside:  # the library keeps one core busy, and DuckDB waits for no interpreter
         by_suite = beside.submit(validate, frames, docs)
-        in_sql = [*_declared_findings(connection, large, reads_all), *_rule_findings(connection, built)]
+        in_sql = [*_declared_findings(connection, large, reads_all), *_mart_findings(connection, built)]
+        in_sql += _part_findings(connection) if reads_all else []
     findings = [*by_suite.result(), *in_sql, *_gate_findings(connection, built)]
     return sorted(findings, key=lambda finding: finding.severity != "stop")
 
@@ -59,13 +60,34 @@ def _declared_findings(
             yield from declared_findings(connection, table, reads_all)
 
 
-def _rule_findings(connection: duckdb.DuckDBPyConnection, built: Built) -> Iterator[Finding]:
-    """What marts and lake tables break of the checks beside them."""
+def _mart_findings(connection: duckdb.DuckDBPyConnection, built: Built) -> Iterator[Finding]:
+    """What marts break of the checks beside them."""
     for name, mart in built.marts.items():
         if name in built.tables:
             yield from check_findings(connection, mart.table, mart.checks)
+
+
+def _part_findings(connection: duckdb.DuckDBPyConnection) -> Iterator[Finding]:
+    """What lake tables break of the rules beside their columns, which every part kept when it was written."""
     for table in lake_tables().values():
         yield from check_findings(connection, table, [Check("stop", *rule.split(" | ")) for rule in table.rules])
+        yield from falling_findings(connection, table)
+
+
+def falling_findings(connection: duckdb.DuckDBPyConnection, table: LakeTable) -> Iterator[Finding]:
+    """Columns that rise along the last column of the key, and must not."""
+    if not table.falls:
+        return
+    *curve, along = table.key
+    counts = ", ".join(f"count(*) filter ({column} > {column}_before)" for column in table.falls)
+    before = ", ".join(f"lag({column}) over step as {column}_before" for column in table.falls)
+    # one number stands for the key of a curve: every row is sorted here
+    numbered = f"select hash({', '.join(curve)}) as curve, {along}, {', '.join(table.falls)} from {table.name}"
+    steps = f"select *, {before} from ({numbered}) window step as (partition by curve order by {along})"
+    for column, count in zip(table.falls, first_row(connection, f"select {counts} from ({steps})") or (), strict=True):
+        if count:
+            remedy = "Measure the parts again"
+            yield Finding(table.name, f"{column} rises with {along}", "stop", int(count), (), remedy)
 
 
 def _by_size(connection: duckdb.DuckDBPyConnection, built: Built) -> tuple[list[Guarded], list[Table]]:

@@ -94,7 +94,7 @@ def build_tables(
         if given is not None and name in given:
             _store(connection, name, given[name])
         else:
-            _view(connection, table, manifest.parts.get(name, ()))
+            _view(connection, table, manifest.files(name))
         tables[name] = table
     with _held(connection, [name for name in _read_often(needed, found) if name in manifest.parts]):
         for name in build_order(found):
@@ -145,17 +145,17 @@ def _store(connection: duckdb.DuckDBPyConnection, name: str, frame: pl.DataFrame
     connection.unregister("incoming")
 
 
-def _view(connection: duckdb.DuckDBPyConnection, table: Table, parts: Sequence[str]) -> None:
-    """A lake table: a view over its parts, or an empty table of the same columns where it has none."""
+def _view(connection: duckdb.DuckDBPyConnection, table: Table, files: Sequence[str]) -> None:
+    """A lake table: a view over its files, or an empty table of the same columns where it has none."""
     columns = ", ".join(f"{column.name}::{column.duckdb_type} as {column.name}" for column in table.columns)
-    if parts:
-        connection.execute(f"create view {table.name} as select {columns} from {parts_source(parts)}")
+    if files:
+        connection.execute(f"create view {table.name} as select {columns} from {parts_source(files)}")
     else:
         _store(connection, table.name, table.frame())
 
 
 def parts_source(paths: Sequence[str]) -> str:
-    """The SQL that reads some parts."""
+    """The SQL that reads some parts or bundles."""
     return f"read_parquet([{', '.join(quoted(path) for path in paths)}])"
 
 

@@ -102,38 +102,6 @@ predicted as (
     where c.level = 0 and c.voxel_volume_id = 'true' and c.postprocess_id = 'plain'
     group by c.method_id, c.reference_id, c.support_id
 ),
--- no curve rises with the threshold
-step as (
-    -- one number stands for a curve's key: ten million rows are sorted here
-    select
-        curve,
-        predicted_voxels > lag(predicted_voxels) over along or true_positive_voxels > lag(true_positive_voxels) over along
-            as rises
-    from (
-        select
-            hash(method_id, subject_id, reference_id, support_id, voxel_volume_id, postprocess_id) as curve,
-            level, predicted_voxels, true_positive_voxels
-        from threshold_curve
-    )
-    window along as (partition by curve order by level)
-),
-risen as (
-    select curve, count(*) filter (rises) as rises from step group by curve
-),
-monotone as (
-    select
-        'monotone_curve' as identity,
-        format('{} {} {} {}', t.method_id, t.reference_id, t.support_id, t.postprocess_id) as item,
-        sum(r.rises)::double as left_value,
-        0::double as right_value,
-        0 as tolerance
-    from threshold_curve as t
-    join risen as r
-        on r.curve
-            = hash(t.method_id, t.subject_id, t.reference_id, t.support_id, t.voxel_volume_id, t.postprocess_id)
-    where t.level = 0
-    group by t.method_id, t.reference_id, t.support_id, t.postprocess_id
-),
 -- the support's voxels are the brain's
 counted as (
     select
@@ -383,8 +351,6 @@ every_side as (
     from pooled_blocks
     union all by name
     from predicted
-    union all by name
-    from monotone
     union all by name
     from counted
     union all by name

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from expectations.protocol import protocol
 from expectations.store import Part, PartStore, fingerprint, owner
 from expectations.tables import ContractBroken, breaches, lake_tables
+from ingest.bundles import bundle_parts
 from ingest.manifest import FILE_NAME, Manifest, read_manifest
 from marts.lake import build_release
 from marts.release import build_tables, open_for_building
@@ -433,6 +434,11 @@ def main() -> None:
     load = " ".join(f"{value:.1f}" for value in os.getloadavg())
     print(f"lake: {len(manifest.method_ids)} methods x {manifest.subject_count} subjects, load {load}")
     print(f"{'read' if is_there else 'written'} in {time.perf_counter() - before:.1f} s")
+    before = time.perf_counter()
+    bundles = bundle_parts(arguments.lake, manifest.parts)
+    manifest = manifest.model_copy(update={"bundles": bundles})
+    manifest.write(arguments.lake)
+    print(f"{len(bundles)} bundles in {time.perf_counter() - before:.1f} s")
     (measure_defensible if arguments.defensible else measure_release)(arguments.lake, manifest)
 
 

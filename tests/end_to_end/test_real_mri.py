@@ -109,7 +109,7 @@ def test_identities_hold(study_name: str, request: pytest.FixtureRequest) -> Non
     connection = cast("tuple[Path, duckdb.DuckDBPyConnection]", request.getfixturevalue(study_name))[1]
     assert rows(connection, "select count(*) from identity_check where not holds") == [(0,)]
     kinds = {row[0] for row in rows(connection, "select distinct identity from identity_check")}
-    assert {"identity_1", "identity_2", "monotone_curve", "true_and_false_positives"} <= kinds
+    assert {"identity_1", "identity_2", "true_and_false_positives"} <= kinds
 
 
 def test_curves_of_a_permuted_reversed_store_equal_brute_force(cohort: tuple[Path, duckdb.DuckDBPyConnection]) -> None:

@@ -15,7 +15,7 @@ from expectations.study import Study, load_study
 from expectations.suites import Finding
 from expectations.tables import lake_tables
 from ingest.jobs import InProcess, Job, Processes
-from ingest.manifest import Manifest
+from ingest.manifest import Manifest, read_manifest
 from ingest.phantom import write_phantom
 from ingest.plan import CheckTask, SubjectTask, plan_study
 from ingest.run import Ingest
@@ -48,6 +48,14 @@ def hash_of(lake: Path, manifest: Manifest, threads: int) -> str:
 def test_the_same_inputs_give_the_same_content_on_any_number_of_threads(measured: tuple[Path, Manifest]) -> None:
     lake, manifest = measured
     assert len({hash_of(lake, manifest, threads) for threads in (1, 2)}) == 1
+
+
+def test_a_lake_in_bundles_gives_the_same_content_as_its_parts(phantom_lake: Path) -> None:
+    manifest = read_manifest(phantom_lake)
+    assert manifest.files("threshold_curve") != list(manifest.parts["threshold_curve"])
+    in_parts = manifest.model_copy(update={"bundles": ()})
+    assert in_parts.fingerprint == manifest.fingerprint
+    assert hash_of(phantom_lake, manifest, 2) == hash_of(phantom_lake, in_parts, 2)
 
 
 def test_two_workers_measure_the_same_parts(study: Study, measured: tuple[Path, Manifest], tmp_path: Path) -> None:

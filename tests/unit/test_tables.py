@@ -28,6 +28,7 @@ from expectations.tables import (
 )
 from marts.catalog import marts
 from marts.declared import declared_tables
+from marts.quality import falling_findings
 from transforms import TRANSFORMS
 
 UNITS = ("mm3", "cm3", "mm2", "mm", "s")
@@ -268,6 +269,46 @@ def test_a_wrong_schema_is_one_breach_that_shows_both(frame: pl.DataFrame) -> No
     assert breach.row_count == len(frame)
     assert str(dict(frame.schema)) in breach.rule
     assert str(dict(OVERLAP.polars_schema)) in breach.rule
+
+
+def curve(*levels: tuple[str, int, int, int]) -> pl.DataFrame:
+    """A region's curve by rows of method, level, predicted voxels and overlap."""
+    rows = [(method, "s", 1, level, predicted, overlap, 9) for method, level, predicted, overlap in levels]
+    return lake_tables()["region_curve"].frame(rows)
+
+
+def test_a_rule_of_a_lake_table_that_a_row_breaks() -> None:
+    assert breaches(curve(("a", 0, 5, 5), ("a", 1, 4, 4)), lake_tables()["region_curve"]) == []
+    [breach] = breaches(curve(("a", 0, 5, 6), ("b", 0, 4, 4)), lake_tables()["region_curve"])
+    assert str(breach) == "region_curve: there are more hits than voxels; measure the part again (1 rows)"
+
+
+def test_a_curve_that_rises() -> None:
+    rising = curve(("a", 7, 2, 1), ("a", 0, 1, 0), ("b", 0, 9, 1), ("b", 1, 9, 0), ("b", 2, 9, 1))
+    assert {breach.rule: breach.row_count for breach in breaches(rising, lake_tables()["region_curve"])} == {
+        "region_predicted_voxels rises with level": 1,
+        "overlap_voxels rises with level": 2,
+    }
+
+
+CURVES = st.lists(
+    st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.integers(0, 2)), max_size=8, unique_by=lambda row: row[:2]
+)
+
+
+@given(CURVES)
+def test_curves_rise_where_a_row_exceeds_the_one_before_it_in_polars_and_in_sql(
+    rows: list[tuple[str, int, int]],
+) -> None:
+    frame = curve(*((method, level, 5, overlap) for method, level, overlap in rows))
+    steps = pairwise(sorted(rows))
+    count = sum(first[0] == second[0] and second[2] > first[2] for first, second in steps)
+    expected = {"overlap_voxels rises with level": count} if count else {}
+    table = lake_tables()["region_curve"]
+    assert {breach.rule: breach.row_count for breach in breaches(frame, table)} == expected
+    with duckdb.connect() as connection:
+        connection.register("region_curve", frame)
+        assert {finding.rule: finding.row_count for finding in falling_findings(connection, table)} == expected
 
 
 def test_a_breach_in_words() -> None:
