@@ -6,9 +6,7 @@ relative to the lake, so that a lake that was moved or copied keeps working.
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,6 @@ from marts.catalog import BadMart, Mart, build_order, marts, needed_by
 from marts.declared import declared_frames, declared_tables
 from transforms import TRANSFORMS, Transform
 
-OFTEN = 3  # reads of a lake table beyond which its rows are held while a release is built
 STORAGE_VERSION = "v1.5.0"  # the newest file format that the current DuckDB command line opens
 
 
@@ -39,6 +36,7 @@ def open_for_building(file: Path | None, lake: Path) -> duckdb.DuckDBPyConnectio
     """Open a new DuckDB file (or one in memory) that reads parts relative to the lake."""
     connection = duckdb.connect(file or ":memory:", config={"storage_compatibility_version": STORAGE_VERSION})
     connection.execute(f"set file_search_path = {quoted(str(lake))}")
+    connection.execute("set enable_external_file_cache = false")  # it grows to gigabytes, and saves no time here
     tune(connection)
     return connection
 
@@ -96,42 +94,21 @@ def build_tables(
         else:
             _view(connection, table, manifest.files(name))
         tables[name] = table
-    with _held(connection, [name for name in _read_often(needed, found) if name in manifest.parts]):
-        for name in build_order(found):
-            if name not in needed:
-                continue
-            on_step(name)
-            if name in found:
-                _build_mart(connection, found[name])
-                tables[name] = found[name].table
-            else:
-                _run_transform(connection, manifest, TRANSFORMS[name])
-                tables[name] = TRANSFORMS[name].table
+    for name in build_order(found):
+        if name not in needed:
+            continue
+        on_step(name)
+        if name in found:
+            _build_mart(connection, found[name])
+            tables[name] = found[name].table
+        else:
+            _run_transform(connection, manifest, TRANSFORMS[name])
+            tables[name] = TRANSFORMS[name].table
     connection.execute("begin")  # one transaction: a thousand small ones take a second
     for table in tables.values():
         _comment(connection, table, name_is_view(table.name, found))
     connection.execute("commit")
     return Built(tables, found)
-
-
-def _read_often(needed: Collection[str], found: Mapping[str, Mart]) -> list[str]:
-    """Lake tables of few rows a part that many queries read: those that are no curves over levels or bins."""
-    known = {**found, **TRANSFORMS}
-    reads = Counter(read for name in needed if name in known for read in known[name].inputs)
-    curves = {"level", "bin"}
-    return [name for name, table in lake_tables().items() if reads[name] > OFTEN and curves.isdisjoint(table.key)]
-
-
-@contextmanager
-def _held(connection: duckdb.DuckDBPyConnection, names: Sequence[str]) -> Generator[None]:
-    """Hold the rows of some views for a while: a thousand parts take longer to open than to read."""
-    for name in names:
-        connection.execute(f"create temp table {name} as from {name}")
-    try:
-        yield
-    finally:
-        for name in names:
-            connection.execute(f"drop table temp.{name}")
 
 
 def name_is_view(name: str, found: Mapping[str, Mart]) -> bool:

@@ -84,23 +84,22 @@ identity_2 as (
 -- predicted voxels are true and false positives: the histogram's voxels above zero are those predicted at level 0
 histogram_total as (
     select
-        method_id, subject_id, reference_id, support_id,
-        sum(positive_voxels) filter (where bin > 0) as true_positive_voxels,
-        sum(negative_voxels) filter (where bin > 0) as false_positive_voxels
-    from score_histogram
+        method_id, reference_id, support_id,
+        sum(positive_voxels + negative_voxels) as predicted_voxels, sum(positive_voxels) as true_positive_voxels
+    from pooled_histogram
+    where bin > 0
     group by all
 ),
 predicted as (
     select
         'true_and_false_positives' as identity,
         format('{} {} {}', c.method_id, c.reference_id, c.support_id) as item,
-        sum(c.predicted_voxels)::double as left_value,
-        sum(coalesce(h.true_positive_voxels, 0) + coalesce(h.false_positive_voxels, 0))::double as right_value,
+        (c.predicted_voxels_total + c.true_positive_voxels_total)::double as left_value,
+        coalesce(h.predicted_voxels + h.true_positive_voxels, 0)::double as right_value,
         0 as tolerance
-    from threshold_curve as c
-    join histogram_total as h using (method_id, subject_id, reference_id, support_id)
-    where c.level = 0 and c.voxel_volume_id = 'true' and c.postprocess_id = 'plain'
-    group by c.method_id, c.reference_id, c.support_id
+    from cohort_curve as c
+    left join histogram_total as h using (method_id, reference_id, support_id)
+    where c.split = 'test' and c.level = 0 and c.voxel_volume_id = 'true' and c.postprocess_id = 'plain'
 ),
 -- the support's voxels are the brain's
 counted as (
@@ -207,24 +206,36 @@ coverage_identity as (
 ),
 -- pooled AUROC: the block within subjects, exact, against the same block from histograms, within the bins' error bound
 bin as (
-    -- one number stands for a histogram's key: millions of rows are sorted here, and a sum of whole doubles is exact and fast
+    -- one number stands for a subject's histogram, and rows are narrow: millions are sorted here. A sum of whole doubles
+    -- is exact and fast
     select
-        method_id, reference_id, support_id, positive_voxels, negative_voxels,
-        (sum(negative_voxels::double) over (partition by histogram order by bin rows unbounded preceding))::bigint
+        histogram, positive_voxels, negative_voxels,
+        sum(negative_voxels::double) over (partition by histogram order by bin rows unbounded preceding)
             - negative_voxels as negative_below
     from (
-        select h.* exclude (subject_id), hash(h.method_id, h.subject_id) as histogram
+        select
+            hash(h.method_id, h.subject_id) as histogram, h.bin,
+            h.positive_voxels::uinteger as positive_voxels, h.negative_voxels::uinteger as negative_voxels
         from score_histogram as h
         join cohort_subject as s on s.subject_id = h.subject_id and s.is_included and s.split = 'test'
         where h.reference_id = 'canonical' and h.support_id = 'brain'
     )
 ),
+subject_block as (
+    select
+        histogram,
+        fsum(positive_voxels * (2 * negative_below + negative_voxels)) / 2 as outranked,
+        fsum(positive_voxels::double * negative_voxels) / 2 as undecided
+    from bin
+    group by all
+),
 block as (
     select
-        method_id, reference_id, support_id,
-        sum(positive_voxels * (2 * negative_below + negative_voxels))::double / 2 as outranked,
-        sum(positive_voxels * negative_voxels)::double / 2 as undecided
-    from bin
+        v.method_id, v.reference_id, v.support_id,
+        fsum(b.outranked) as outranked, fsum(b.undecided) as undecided
+    from subject_block as b
+    join voxel_ranking as v on hash(v.method_id, v.subject_id) = b.histogram
+    where v.reference_id = 'canonical' and v.support_id = 'brain'
     group by all
 ),
 pooled_blocks as (

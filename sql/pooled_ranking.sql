@@ -2,23 +2,13 @@
 -- key: method_id, reference_id, support_id
 -- columns: n_subjects, positive_voxels, negative_voxels, auroc?, auroc_error_bound?, auroc_within?, auroc_between?,
 --   average_precision?
-with bins as (
+with ranked as (
     select
-        h.method_id, h.reference_id, h.support_id, h.bin,
-        sum(h.positive_voxels) as positive,
-        sum(h.negative_voxels) as negative
-    from score_histogram as h
-    join cohort_subject as s on s.subject_id = h.subject_id and s.is_included and s.split = 'test'
-    join ranked_method as m on m.method_id = h.method_id and m.is_ranked
-    group by all
-),
-ranked as (
-    select
-        *,
-        sum(positive) over from_above as positive_above,
-        sum(negative) over from_above as negative_above,
-        sum(negative) over (partition by method_id, reference_id, support_id) as negative_total
-    from bins
+        method_id, reference_id, support_id, positive_voxels as positive, negative_voxels as negative,
+        sum(positive_voxels) over from_above as positive_above,
+        sum(negative_voxels) over from_above as negative_above,
+        sum(negative_voxels) over (partition by method_id, reference_id, support_id) as negative_total
+    from pooled_histogram
     window from_above as (partition by method_id, reference_id, support_id order by bin desc rows unbounded preceding)
 ),
 subjects as (
@@ -30,8 +20,8 @@ totals as (
         sum(positive) as positive_total,
         any_value(negative_total) as negative_total,
         -- a positive outranks the negatives of lower bins and half of those of its own: twice that, in whole numbers
-        sum(positive * (2 * (negative_total - negative_above) + negative)) as twice_outranked,
-        sum(positive * negative) as undecided,
+        sum(positive::hugeint * (2 * (negative_total - negative_above) + negative)) as twice_outranked,
+        sum(positive::hugeint * negative) as undecided,
         fsum(positive::double * (positive_above / (positive_above + negative_above))) as precision_sum
     from ranked
     group by all

@@ -19,6 +19,7 @@ import polars as pl
 from expectations.protocol import Protocol
 from transforms.catalog import Inputs, declared
 from transforms.replicates import (
+    HISTOGRAM_COLUMNS,
     SUBJECT_QUERY,
     TEST_SUBJECT,
     aggregated_dice,
@@ -135,7 +136,7 @@ def contrast_queries(kinds: str) -> dict[str, str]:
             where v.reference_id = 'canonical' and v.support_id = 'brain'""",
         "histogram": f"""
             with {entry_cte(kinds)}
-            select e.entry, t.subject, h.bin, h.positive_voxels, h.negative_voxels
+            select e.entry, t.subject, {HISTOGRAM_COLUMNS}
             from score_histogram as h
             join entry as e using (method_id)
             join test_subject as t using (subject_id)
@@ -373,13 +374,13 @@ def contrast_estimate(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
     if cohort.is_empty:
         return contrast_estimate.table.frame()
     count = len(cohort.entries)
-    parts = {name: by_entry(inputs[name], count) for name in ("ranking", "histogram")}
-    parts["lesion"] = cohort.parts("lesion")
+    parts = {"ranking": by_entry(inputs["ranking"], count), "lesion": cohort.parts("lesion")}
+    histograms = inputs["histogram"]
     entries: list[_Entry] = []
     for place, (curve, validation) in enumerate(zip(cohort.curves(), cohort.fixed_levels("validation"), strict=True)):
         rows = {name: frames[place] for name, frames in parts.items()}
+        rows["histogram"] = histograms.filter(pl.col("entry") == place)  # one at a time: a copy of all takes gigabytes
         entries.append(_entry(cohort, place, curve, validation, rows, protocol.parameters.histogram_bins))
-        parts["histogram"][place] = pl.DataFrame()  # the largest rows of an entry, not needed any more
     level = protocol.parameters.interval_level
     rows = [row for a, b in combinations(entries, 2) if not a.is_baseline for row in _contrast_rows(a, b, level)]
     return contrast_estimate.table.frame(rows)

@@ -21,6 +21,7 @@ from ingest.compiled import compiled
 from transforms.catalog import Inputs, declared
 from transforms.replicates import (
     CRITERIA,
+    HISTOGRAM_COLUMNS,
     SUBJECT_QUERY,
     TEST_SUBJECT,
     aggregated_dice,
@@ -239,7 +240,7 @@ def histogram_query(members: str, reference_id: str, support_id: str) -> str:
     """SQL of the score histograms of the test cohort for one reference and support: the largest rows of all."""
     return f"""
         with {series_cte(members)}, {TEST_SUBJECT}
-        select s.series, t.subject, h.bin, h.positive_voxels, h.negative_voxels
+        select s.series, t.subject, {HISTOGRAM_COLUMNS}
         from score_histogram as h
         join series as s using (method_id, reference_id, support_id)
         join test_subject as t using (subject_id)
@@ -417,12 +418,13 @@ class Multiverse:
         if not wanted & {"voxel_auroc", "voxel_ap", "slice_auroc", "slice_aroc"}:
             return {}
         reference, support, _ = key
-        histograms, slices = by_series(self.inputs[f"histogram {reference} {support}"]), self._slices(reference)
+        histograms, slices = self.inputs[f"histogram {reference} {support}"], self._slices(reference)
         scores: dict[str, dict[tuple[str, str], Floats]] = {}
         for method in self.methods:
             number = self.number(method, key)
+            histogram = histograms.filter(pl.col("series") == number)  # one at a time: a copy of all takes gigabytes
             scores[method] = free_scores(
-                self.resample, self.rankings[number], histograms.pop(number, None), slices.get(number), self.protocol
+                self.resample, self.rankings[number], histogram, slices.get(number), self.protocol
             )
         return scores
 

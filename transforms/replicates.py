@@ -31,6 +31,10 @@ TEST_SUBJECT = """
         from cohort_subject
         where is_included and split = 'test'
     )"""
+# of score_histogram `h`, in narrow types: the largest rows that a transform reads
+HISTOGRAM_COLUMNS = """
+    h.bin::usmallint as bin, h.positive_voxels::uinteger as positive_voxels,
+    h.negative_voxels::uinteger as negative_voxels"""
 SUBJECT_QUERY = f"with {TEST_SUBJECT} from test_subject order by subject"
 
 
@@ -119,7 +123,7 @@ def voxel_volume(cohort: pl.DataFrame) -> float:
 def free_scores(
     resample: Resample,
     ranking: pl.DataFrame,
-    histogram: pl.DataFrame | None,
+    histogram: pl.DataFrame,
     slices: pl.DataFrame | None,
     protocol: Protocol,
 ) -> dict[tuple[str, str], Floats]:
@@ -130,7 +134,7 @@ def free_scores(
     for metric in ("voxel_auroc", "voxel_ap", "slice_auroc", "slice_aroc"):
         values = ranking.get_column(columns.get(metric, metric)).cast(pl.Float64).fill_null(np.nan).to_numpy()
         scores[metric, "mean"], scores[metric, "median"] = mean_and_median(resample, values)
-    if histogram is not None:
+    if not histogram.is_empty():
         places = [numbers(histogram, name).astype(np.int64) for name in ("bin", "subject")]
         shape = (protocol.parameters.histogram_bins, resample.shape[1])
         auroc, precision = pooled_voxel_ranking(
