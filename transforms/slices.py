@@ -6,8 +6,9 @@ comparable negative slices of its own subject only. Two scorers know nothing of 
 the adjustment works: the slice's brain area, and its nearness to the middle.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import polars as pl
@@ -110,13 +111,21 @@ def caliper_placement(profile: Profile, width: float, uses_position: bool = Fals
     return Placement(total, matched)
 
 
-def spline_placement(profile: Profile) -> Placement:
-    """Place residuals of a regression of the negative slices' scores on area and position, splines of each.
+def covariate_splines(profile: Profile) -> Floats:
+    """Intercept and splines of area and position, slices x columns: cubic, additive, inner knots at the quartiles."""
+    return np.column_stack([np.ones(len(profile.area)), _spline(profile.area), _spline(profile.position)])
 
-    Cubic B-splines with inner knots at the quartiles, additive, by least squares over the cohort's negative slices; a
-    positive slice's residual is placed among those of its own subject's negatives.
+
+def spline_placement(profile: Profile, design: Floats) -> Placement:
+    """Place residuals of a regression of the negative slices' scores on their covariates.
+
+    By least squares over the cohort's negative slices; a positive slice's residual is placed among those of its own
+    subject's negatives.
+
+    Args:
+        profile: The slices.
+        design: Their covariates, slices x columns (see `covariate_splines`).
     """
-    design = np.column_stack([np.ones(len(profile.score)), _spline(profile.area), _spline(profile.position)])
     negative = ~profile.positive
     weights = np.linalg.lstsq(design[negative], profile.score[negative])[0] if negative.any() else 0 * design[:1].sum(0)
     largest = np.abs(profile.score).max(initial=0.0) or 1.0
@@ -262,19 +271,40 @@ def _counted(values: Mapping[str, Floats], by_subject: Floats, matched: int, pro
     return _Estimate(values, int(np.isfinite(by_subject).sum()), matched, int(profile.positive.sum()))
 
 
-def _estimates(resample: Resample, profile: Profile, protocol: Protocol, lends: bool) -> dict[str, _Estimate]:
+@dataclass(frozen=True)
+class _Scorer:
+    """Who scores, by which summary of a slice, in which support, and the slices so scored."""
+
+    scorer: str
+    summary: str
+    support: str
+    profile: Profile
+
+
+def _of_same_slices(resample: Resample, scorers: Sequence[_Scorer], protocol: Protocol) -> list[dict[str, _Estimate]]:
+    """Every estimator of scorers of the same slices, whose strata and splines are worked out once."""
+    stratum, design = area_quintile(scorers[0].profile), covariate_splines(scorers[0].profile)
+    return [
+        _estimates(resample, one.profile, protocol, stratum, design, lends=one.summary == SUMMARIES[0])
+        for one in scorers
+    ]
+
+
+def _estimates(
+    resample: Resample, profile: Profile, protocol: Protocol, stratum: Integers, design: Floats, *, lends: bool
+) -> dict[str, _Estimate]:
     """Every estimator of one profile; borrowed profiles only where they lend."""
     everything = strata_placement(profile, np.zeros(len(profile.score), np.int64))
     marginal = _adjusted(resample, profile, everything)
     pooled = pooled_slice_auroc(resample, profile.score, profile.subject, profile.positive)
     result = {"marginal": _Estimate({**marginal.values, "pooled": pooled}, *_numbers(marginal))}
-    result["area_quintile"] = _adjusted(resample, profile, strata_placement(profile, area_quintile(profile)))
+    result["area_quintile"] = _adjusted(resample, profile, strata_placement(profile, stratum))
     for width in protocol.parameters.slice_calipers_sd:
         result[f"area_caliper_{width:g}"] = _adjusted(resample, profile, caliper_placement(profile, width))
     widest = max(protocol.parameters.slice_calipers_sd)
     both = caliper_placement(profile, widest, uses_position=True)
     result[f"area_position_caliper_{widest:g}"] = _adjusted(resample, profile, both)
-    result["area_position_spline"] = _adjusted(resample, profile, spline_placement(profile))
+    result["area_position_spline"] = _adjusted(resample, profile, spline_placement(profile, design))
     if lends:
         observed = 1 - divided(everything.total, everything.matched)
         borrowed = borrowed_auroc(profile, protocol.parameters.borrowed_donor_count)
@@ -318,18 +348,13 @@ def slice_auroc(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
     resample = draw(inputs["test_subject"].height, parameters.multiverse_replicates, parameters.seed)
     rows: list[tuple[object, ...]] = []
     parts = inputs["slice"].partition_by("method_id", "support_id", maintain_order=True)
-    profiles = list(_profiles(parts, resample.shape[1]))
-
-    def estimates_of(one: tuple[str, str, str, Profile]) -> dict[str, _Estimate]:
-        _, summary, _, profile = one
-        return _estimates(resample, profile, protocol, lends=summary == SUMMARIES[0])
-
-    found = in_threads(estimates_of, profiles)
-    for (scorer, summary, support, _), estimates in zip(profiles, found, strict=True):
+    groups = list(_scorers(parts, resample.shape[1]))
+    found = in_threads(lambda scorers: _of_same_slices(resample, scorers, protocol), groups)
+    for one, estimates in zip(chain(*groups), chain(*found), strict=True):
         for estimator, estimate in estimates.items():
             for aggregation in AGGREGATIONS:
                 if aggregation in estimate.values:
-                    key = (scorer, summary, estimator, support, aggregation)
+                    key = (one.scorer, one.summary, estimator, one.support, aggregation)
                     rows.append((*key, *_shown(estimate, aggregation, parameters.interval_level)))
     return slice_auroc.table.frame(rows)
 
@@ -342,8 +367,8 @@ def _shown(estimate: _Estimate, aggregation: str, level: float) -> tuple[object,
     return (*ends, estimate.subjects, estimate.positives, share)
 
 
-def _profiles(parts: list[pl.DataFrame], subjects: int) -> Iterator[tuple[str, str, str, Profile]]:
-    """Every scorer's slices, by summary and support; the controls are read off the first method's brain slices."""
+def _scorers(parts: list[pl.DataFrame], subjects: int) -> Iterator[list[_Scorer]]:
+    """Scorers of the same slices together; the controls are read off the first method's brain slices."""
     has_controls = False
     for part in parts:
         method, support = str(part.item(0, "method_id")), str(part.item(0, "support_id"))
@@ -355,5 +380,7 @@ def _profiles(parts: list[pl.DataFrame], subjects: int) -> Iterator[tuple[str, s
             has_controls = True
             central = -np.abs(position - 0.5)
             scores |= dict(zip([(control, "control") for control in CONTROLS], (area, central), strict=True))
-        for (scorer, summary), score in scores.items():
-            yield scorer, summary, support, Profile(score, positive, area, position, start)
+        yield [
+            _Scorer(scorer, summary, support, Profile(score, positive, area, position, start))
+            for (scorer, summary), score in scores.items()
+        ]

@@ -18,6 +18,7 @@ from transforms.slices import (
     area_quintile,
     borrowed_auroc,
     caliper_placement,
+    covariate_splines,
     spline_placement,
     strata_placement,
 )
@@ -123,7 +124,7 @@ def smooth(seed: int) -> Profile:
 def test_a_score_that_is_a_covariate_is_worth_nothing_once_adjusted() -> None:
     profile = smooth(1)
     known = Profile(profile.area, profile.positive, profile.area, profile.position, profile.start)
-    placement = spline_placement(known)
+    placement = spline_placement(known, covariate_splines(known))
     assert placement.total == pytest.approx(placement.matched / 2)
     exact = caliper_placement(
         Profile(known.score, known.positive, np.round(known.area / 20), known.position, known.start), 1e-9
@@ -143,7 +144,7 @@ def test_the_spline_is_the_least_squares_spline_of_the_negatives() -> None:
     expected = strata_placement(
         Profile(residual, profile.positive, profile.area, profile.position, profile.start), np.zeros(200, np.int64)
     )
-    assert spline_placement(flat).total == pytest.approx(expected.total, abs=1e-6)
+    assert spline_placement(flat, covariate_splines(flat)).total == pytest.approx(expected.total, abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["no subject", "no positive", "no negative", "constant"])
@@ -157,7 +158,7 @@ def test_what_cannot_be_placed_is_not_matched(kind: str) -> None:
     for placement in (
         strata_placement(profile, area_quintile(profile)),
         caliper_placement(profile, 0.2),
-        spline_placement(profile),
+        spline_placement(profile, covariate_splines(profile)),
     ):
         matched = 2 if kind == "constant" else 0
         assert placement.matched.sum() == matched and placement.total.sum() == matched / 2
