@@ -6,7 +6,7 @@ Readers never block and never see a torn state: a release is built beside the li
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from expectations.store import publish
 from expectations.suites import Finding
 from expectations.tables import lake_tables
+from ingest.bundles import bundles_of
 from ingest.manifest import Manifest, read_manifest
 from marts.catalog import mart_version, marts
 from marts.declared import declared_tables
@@ -314,7 +315,7 @@ def prune(lake: Path, keep: int) -> tuple[list[str], int]:
 
 
 def validate_live(lake: Path) -> list[Finding]:
-    """Check the live release once more.
+    """Check the live release once more, and the lake's bundles against the parts that they copy.
 
     Raises:
         NoRelease: Nothing was published yet.
@@ -327,7 +328,27 @@ def validate_live(lake: Path) -> list[Finding]:
     with connect(lake) as connection:
         names = [str(name) for (name,) in connection.execute("select table_name from release_table").fetchall()]
         built = Built({name: declared[name] for name in names if name in declared}, found)
-        return check_release(connection, built, None, reads_all=True)
+        findings = check_release(connection, built, None, reads_all=True)
+    return [*_bundle_findings(lake, manifest), *findings]
+
+
+def _bundle_findings(lake: Path, manifest: Manifest) -> Iterator[Finding]:
+    """Tables whose bundles do not hold the rows of the parts that they copy."""
+    with open_for_building(None, lake) as connection:
+        for name, parts in manifest.parts.items():
+            bundles = [bundle for bundle in bundles_of(name, parts) if bundle.path in manifest.bundles]
+            if not bundles:
+                continue
+            copied = [part for bundle in bundles for part in bundle.parts]
+            sides = (copied, [bundle.path for bundle in bundles])
+            # rows in any order: how many there are, and what their hashes come to
+            both = [
+                first_row(connection, f"select count(*), bit_xor(hash(t)) from {parts_source(side)} as t")
+                for side in sides
+            ]
+            if both[0] != both[1]:
+                remedy = f"Remove the folder bundles/{name} from the lake and rebuild"
+                yield Finding(name, "a bundle differs from the parts that it copies", "stop", 1, (), remedy)
 
 
 def try_marts(lake: Path, manifest: Manifest, names: Sequence[str]) -> Generator[tuple[str, int, pl.DataFrame]]:

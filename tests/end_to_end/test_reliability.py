@@ -2,24 +2,27 @@
 
 import errno
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import cast
 
+import polars as pl
 import pytest
 
 from expectations.store import Part, PartStore
 from expectations.study import Study, load_study
 from expectations.suites import Finding
 from expectations.tables import lake_tables
+from ingest import bundles
 from ingest.jobs import InProcess, Job, Processes
 from ingest.manifest import Manifest, read_manifest
 from ingest.phantom import write_phantom
 from ingest.plan import CheckTask, SubjectTask, plan_study
 from ingest.run import Ingest
-from marts.lake import build_release, connect, live_release
+from marts.lake import build_release, connect, live_release, prune, validate_live
 from marts.release import build_tables, content_hash, name_is_view, open_for_building
 
 
@@ -56,6 +59,32 @@ def test_a_lake_in_bundles_gives_the_same_content_as_its_parts(phantom_lake: Pat
     in_parts = manifest.model_copy(update={"bundles": ()})
     assert in_parts.fingerprint == manifest.fingerprint
     assert hash_of(phantom_lake, manifest, 2) == hash_of(phantom_lake, in_parts, 2)
+
+
+def test_bundles_are_validated_and_pruned(
+    measured: tuple[Path, Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundles, "FEWEST", 4)
+    lake = tmp_path / "lake"
+    shutil.copytree(measured[0], lake)
+    manifest = measured[1].model_copy(update={"bundles": bundles.bundle_parts(lake, measured[1].parts)})
+    manifest.write(lake)
+    assert build_release(lake, manifest).release is not None
+    assert [finding for finding in validate_live(lake) if finding.severity == "stop"] == []
+
+    older = bundles.bundle_parts(lake, {"lesion_match": manifest.parts["lesion_match"][1:]})
+    gone = set(older) - set(manifest.bundles)
+    assert gone and prune(lake, 1) == ([], len(gone))
+    assert {file.relative_to(lake).as_posix() for file in lake.glob("bundles/*/*")} == set(manifest.bundles)
+    with connect(lake) as connection:
+        assert connection.execute("select count(*) from lesion_match").fetchall() != [(0,)]
+
+    altered = lake / next(path for path in manifest.bundles if path.startswith("bundles/slice_ranking/"))
+    pl.read_parquet(altered).with_columns(pl.col("auroc") * 0.5).write_parquet(altered)
+    [finding] = [finding for finding in validate_live(lake) if finding.table == "slice_ranking"]
+    assert (
+        finding.rule == "a bundle differs from the parts that it copies" and "bundles/slice_ranking" in finding.remedy
+    )
 
 
 def test_two_workers_measure_the_same_parts(study: Study, measured: tuple[Path, Manifest], tmp_path: Path) -> None:
