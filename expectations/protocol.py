@@ -126,6 +126,11 @@ class ThresholdRule(BaseModel):
     alpha: str | None = None
 
     @property
+    def uses_budget(self) -> bool:
+        """Whether the rule's threshold depends on the budget."""
+        return self.kind not in ("fixed", "subject_optimum")
+
+    @property
     def exact_alpha(self) -> Fraction | None:
         """The target exceedance as an exact fraction, or None for a rule without one."""
         return None if self.alpha is None else Fraction(self.alpha)

@@ -32,6 +32,7 @@ INK, SOFT, PALE = "#222222", "#767676", "#e8e8e8"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#222222", "#b3a600")
 MARKERS = "os^DvPX*"
 STEPS = 24  # of a specification curve: as many as can be told apart in a column of a page
+CONTRASTED = ("validation", "test_matched", "equal_burden")  # operating points of the forest plot, a column each
 MOST_PAIRS = 10  # of a metric that the figure of flips shows
 MOST_ORDERS = 5  # of a metric that are shown by name
 NO_SHARE = 1e-12  # of a sum of squares: a term that does not act
@@ -814,14 +815,14 @@ def _burden_scales(cast: Cast, ax: "Axes", points: pl.DataFrame) -> None:
 def contrasts(connection: duckdb.DuckDBPyConnection) -> Drawn:
     """Paired differences in mean Dice with their intervals, and which of them stand after Holm's adjustment."""
     marts, cast_ = ("paired_contrast",), cast(connection)
-    rows = connection.sql("""
+    rows = connection.sql(f"""
         select c.*, c.p_holm <= 1 - p.interval_level as stands
         from paired_contrast as c
         cross join protocol as p
         join ranked_method as a on a.method_id = c.method_a and a.is_ranked
         join ranked_method as b on b.method_id = c.method_b and b.is_ranked and b.kind = 'method'
         where c.metric_id = 'dice' and c.aggregation_id = 'mean' and c.estimate is not null
-            and c.budget_cm3 is not null
+            and c.operating_point in {CONTRASTED}
         order by a.position, b.position, c.budget_cm3, c.operating_point
     """).pl()
     if rows.is_empty():
@@ -829,7 +830,7 @@ def contrasts(connection: duckdb.DuckDBPyConnection) -> Drawn:
     pairs = list(dict.fromkeys(rows.select("method_a", "method_b").iter_rows()))
     kept = cast_.budgets if len(pairs) <= MOST_PAIRS else (cast_.reference_budget_cm3,)
     shown = rows.filter(pl.col("budget_cm3").is_in(kept))
-    points = [p for p in ("validation", "test_matched", "equal_burden") if p in set(shown["operating_point"])]
+    points = [p for p in CONTRASTED if p in set(shown["operating_point"])]
     shades = _shades(cast_.budgets)
     with _look():
         figure, (panels,) = _panels(1, len(points), 1.2 + len(pairs) * (0.14 + 0.09 * len(kept)))

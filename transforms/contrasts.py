@@ -4,9 +4,9 @@ All in the reference setting: canonical reference, brain, true voxel volume. Thr
 those matched on test stay fixed in operating points and mean gaps, and are chosen anew in every replicate in contrasts
 at matched or equal burden and in interpolated gaps (protocol, sections 6 and 9).
 
-Where the validation rule is cross-fitted, every subject keeps the level of its fold: behind the levels of a curve stand
-rows, one for each budget, that hold the subjects' values at their own levels. They are read like a level, but no level
-is matched among them.
+Behind the levels of a curve stand rows that hold the subjects' values at levels of their own: one for each budget,
+where the validation rule is cross-fitted and every subject keeps the level of its fold, and one for the subjects'
+optima. They are read like a level, but no level is matched among them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ from transforms.resampling import (
 )
 
 AGGREGATIONS = ("mean", "median", "pooled")
-OPERATING_POINTS = ("validation", "test_matched", "equal_burden")
+RESELECTED = ("test_matched", "equal_burden")  # operating points whose thresholds every replicate chooses anew
 REFERENCE_SETTING = "reference_id = 'canonical' and support_id = 'brain' and voxel_volume_id = 'true'"
 
 
@@ -63,13 +63,16 @@ def entry_cte(kinds: str) -> str:
 
 
 OWN_LEVEL = f"""
-    own_level as (
-        select t.method_id, t.subject_id, t.level, p.level_count + 1 + b.position as row
-        from subject_threshold as t
-        join crossfit_fold using (subject_id)
+    own_row as (
+        select
+            o.method_id, o.subject_id, o.level,
+            p.level_count + 1 + case
+                when o.threshold_rule_id = 'subject_optimum' then (select count(*) from budget) else b.position
+            end as row
+        from own_level as o
         join budget as b using (budget_cm3)
         cross join protocol as p
-        where {REFERENCE_SETTING} and t.threshold_rule_id = 'validation'
+        where {REFERENCE_SETTING} and (o.threshold_rule_id = 'validation' or b.position = 0)
     )"""
 
 
@@ -90,7 +93,7 @@ def curve_queries(kinds: str) -> dict[str, str]:
             select
                 e.entry, t.subject, o.row::usmallint as level,
                 c.predicted_voxels, c.true_positive_voxels, c.reference_voxels
-            from own_level as o
+            from own_row as o
             join reference_curve as c using (method_id, subject_id, level)
             join entry as e using (method_id)
             join test_subject as t using (subject_id)
@@ -99,13 +102,17 @@ def curve_queries(kinds: str) -> dict[str, str]:
             with {entry_cte(kinds)}
             select
                 e.entry, c.threshold_rule_id, c.budget_cm3,
-                case c.status when 'degraded' then p.level_count + 1 + b.position else c.level end::usmallint as level
+                case
+                    when r.rule_kind = 'subject_optimum' then p.level_count + 1 + (select count(*) from budget)
+                    when c.status = 'degraded' then p.level_count + 1 + b.position
+                    else c.level
+                end::usmallint as level
             from threshold_choice as c
+            join calibration_rule as r using (threshold_rule_id)
             join entry as e using (method_id)
             join budget as b using (budget_cm3)
             cross join protocol as p
-            where {REFERENCE_SETTING} and c.status <> 'infeasible'
-                and c.threshold_rule_id in ('validation', 'test_matched')""",
+            where {REFERENCE_SETTING} and c.status <> 'infeasible'""",
     }
 
 
@@ -122,7 +129,7 @@ def contrast_queries(kinds: str) -> dict[str, str]:
         "own_lesion": f"""
             with {entry_cte(kinds)}, {OWN_LEVEL}
             select e.entry, t.subject, o.row::usmallint as level, c.hit_iou_10, c.lesion_count
-            from own_level as o
+            from own_row as o
             join reference_curve as c using (method_id, subject_id, level)
             join entry as e using (method_id)
             join test_subject as t using (subject_id)
@@ -145,14 +152,17 @@ def contrast_queries(kinds: str) -> dict[str, str]:
 
 
 CURVE_INPUTS = (
-    *("cohort_subject", "ranked_method", "threshold_choice", "reference_curve", "subject_threshold", "crossfit_fold"),
+    *("cohort_subject", "ranked_method", "threshold_choice", "calibration_rule", "reference_curve", "own_level"),
     *("budget", "protocol"),
 )
 
 
 @dataclass(frozen=True, order=True)
 class Measure:
-    """What two methods are compared in: a metric at an operating point and budget, aggregated over subjects."""
+    """What two methods are compared in: a metric at an operating point and budget, aggregated over subjects.
+
+    The operating point is a threshold rule, `equal_burden` or `threshold_free`; no budget where it uses none.
+    """
 
     metric_id: str
     operating_point: str
@@ -243,7 +253,7 @@ class Cohort:
         ]
         self.resample = draw(inputs["test_subject"].height, parameters.contrast_replicates, parameters.seed)
         self.budgets = np.array(parameters.budgets_cm3)
-        self.own_rows = 0 if inputs["own_curve"].is_empty() else len(self.budgets)
+        self.own_rows = len(self.budgets) + 1
         self.empty_dice, self.level_count = parameters.empty_dice, parameters.level_count
         self.voxel_mm3 = voxel_volume(inputs["cohort_subject"])
 
@@ -259,9 +269,7 @@ class Cohort:
 
     def parts(self, name: str) -> list[pl.DataFrame]:
         """Rows of every entry by level (`curve` or `lesion`), those at subjects' own levels behind them."""
-        rows = self.inputs[name]
-        if self.own_rows:
-            rows = pl.concat([rows.cast({"level": pl.UInt16}), self.inputs[f"own_{name}"]])
+        rows = pl.concat([self.inputs[name].cast({"level": pl.UInt16}), self.inputs[f"own_{name}"]])
         return by_entry(rows, len(self.entries))
 
     def fixed_levels(self, rule: str) -> list[Integers]:
@@ -285,14 +293,44 @@ def repeated(levels: Integers, resample: Resample) -> Integers:
     return np.repeat(levels[:, None], len(resample.counts), axis=1)
 
 
-def _dice_at_points(cohort: Cohort, curve: Curve, validation: Integers) -> Floats:
-    """Dice at the three operating points: operating points x aggregations x budgets x replicates."""
+@dataclass(frozen=True)
+class _Fixed:
+    """Operating points whose thresholds stay fixed, of every entry.
+
+    Attributes:
+        points: Rule and budget of each; no budget where the rule uses none.
+        levels: The level that each entry reads at each point, entries x points; `INFEASIBLE` where there is none.
+    """
+
+    points: list[tuple[str, float | None]]
+    levels: Integers
+
+    @staticmethod
+    def of(cohort: Cohort, protocol: Protocol) -> "_Fixed":
+        """Of all rules but the one that is matched on test."""
+        points: list[tuple[str, float | None]] = []
+        levels: list[Integers] = []
+        for rule in protocol.threshold_rules:
+            if rule.id in RESELECTED:
+                continue
+            chosen_levels = np.stack(cohort.fixed_levels(rule.id))
+            budgets: list[float | None] = [*cohort.budgets.tolist()] if rule.uses_budget else [None]
+            points += [(rule.id, budget) for budget in budgets]
+            levels.append(chosen_levels[:, : len(budgets)])
+        return _Fixed(points, np.concatenate(levels, axis=1))
+
+
+def _dice_at_points(cohort: Cohort, curve: Curve, fixed: Integers) -> Floats:
+    """Dice at fixed levels, at the matched levels, and at equal burden: aggregations x points x replicates."""
+    read, place = np.unique(fixed, return_inverse=True)  # rules that choose the same level share its work
 
     def at_points(block: Resample) -> Floats:
         above, below, weight = curve.matched(block, cohort.budgets, cohort.voxel_mm3)
-        levels = np.concatenate([repeated(validation, block), above, below])
-        fixed, matched, looser = np.split(curve.dice(block, levels, cohort.empty_dice), 3, axis=1)
-        return np.stack([fixed, matched, (1 - weight) * matched + weight * looser])
+        levels = np.concatenate([repeated(read, block), above, below])
+        at_fixed, matched, looser = np.split(
+            curve.dice(block, levels, cohort.empty_dice), [len(read), len(read) + len(above)], axis=1
+        )
+        return np.concatenate([at_fixed[:, place], matched, (1 - weight) * matched + weight * looser], axis=1)
 
     return by_block(cohort.resample, at_points)
 
@@ -313,22 +351,24 @@ def _sensitivity_at_validation(cohort: Cohort, rows: pl.DataFrame, validation: I
     return by_block(cohort.resample, sensitivity), int((lesions > 0).sum())
 
 
-def _entry(
-    cohort: Cohort, place: int, curve: Curve, validation: Integers, rows: dict[str, pl.DataFrame], bins: int
-) -> _Entry:
+def _entry(cohort: Cohort, place: int, curve: Curve, fixed: _Fixed, rows: dict[str, pl.DataFrame], bins: int) -> _Entry:
     values: dict[Measure, Floats] = {}
     subjects: dict[Measure, int] = {}
-    dice = _dice_at_points(cohort, curve, validation)
+    budgets: list[float] = cohort.budgets.tolist()
+    points = [*fixed.points, *((point, budget) for point in RESELECTED for budget in budgets)]
+    dice = _dice_at_points(cohort, curve, fixed.levels[place])
     defined = int(
         (~np.isnan(dice_values(curve.predicted, curve.true_positive, curve.reference, cohort.empty_dice)[0])).sum()
     )
-    sensitivity, with_lesions = _sensitivity_at_validation(cohort, rows["lesion"], validation)
+    sensitivity, with_lesions = _sensitivity_at_validation(
+        cohort, rows["lesion"], cohort.fixed_levels("validation")[place]
+    )
     for a, aggregation in enumerate(AGGREGATIONS):
-        for b, budget in enumerate(cohort.budgets.tolist()):
-            for p, point in enumerate(OPERATING_POINTS):
-                measure = Measure("dice", point, budget, aggregation)
-                values[measure] = dice[p, a, b]
-                subjects[measure] = cohort.resample.shape[1] if aggregation == "pooled" else defined
+        for p, (point, budget) in enumerate(points):
+            measure = Measure("dice", point, budget, aggregation)
+            values[measure] = dice[a, p]
+            subjects[measure] = cohort.resample.shape[1] if aggregation == "pooled" else defined
+        for b, budget in enumerate(budgets):
             measure = Measure("lesion_sensitivity", "validation", budget, aggregation)
             values[measure], subjects[measure] = sensitivity[a, b], with_lesions
     for (metric, aggregation), (value, count) in _voxel_values(cohort, rows, bins).items():
@@ -376,11 +416,12 @@ def contrast_estimate(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
     count = len(cohort.entries)
     parts = {"ranking": by_entry(inputs["ranking"], count), "lesion": cohort.parts("lesion")}
     histograms = inputs["histogram"]
+    fixed = _Fixed.of(cohort, protocol)
     entries: list[_Entry] = []
-    for place, (curve, validation) in enumerate(zip(cohort.curves(), cohort.fixed_levels("validation"), strict=True)):
+    for place, curve in enumerate(cohort.curves()):
         rows = {name: frames[place] for name, frames in parts.items()}
         rows["histogram"] = histograms.filter(pl.col("entry") == place)  # one at a time: a copy of all takes gigabytes
-        entries.append(_entry(cohort, place, curve, validation, rows, protocol.parameters.histogram_bins))
+        entries.append(_entry(cohort, place, curve, fixed, rows, protocol.parameters.histogram_bins))
     level = protocol.parameters.interval_level
     rows = [row for a, b in combinations(entries, 2) if not a.is_baseline for row in _contrast_rows(a, b, level)]
     return contrast_estimate.table.frame(rows)

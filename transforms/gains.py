@@ -82,7 +82,7 @@ class _Series:
     "the plain threshold found anew in every replicate.",
     key=("method_id", "budget_cm3", "postprocess_id"),
     columns=(*(f"{gain}_{end}?" for gain in GAINS for end in ("low", "high")), "n_replicates"),
-    inputs=CURVE_INPUTS,
+    inputs=(*CURVE_INPUTS, "subject_threshold"),
     queries=QUERIES,
 )
 def gain_interval(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:

@@ -95,11 +95,10 @@ def calibration_rule(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
     for position, rule in enumerate(protocol.threshold_rules):
         allowed = _allowed(rule, count, delta)
         alpha = None if rule.exact_alpha is None else float(rule.exact_alpha)
-        uses_budget = rule.kind not in ("fixed", "subject_optimum")
         reason = None
         if allowed is not None and allowed < 0:
             reason = f"needs {smallest_count(rule, delta)} validation subjects, the cohort has {count}"
         elif rule.kind == "validation" and count == 0 and crossfit_folds(count, test, protocol.parameters) is None:
             reason = f"the cohort has no validation subject, and cross-fitting needs 2 test subjects: it has {test}"
-        rows.append((rule.id, rule.kind, position, uses_budget, alpha, count, allowed, reason))
+        rows.append((rule.id, rule.kind, position, rule.uses_budget, alpha, count, allowed, reason))
     return calibration_rule.table.frame(rows)

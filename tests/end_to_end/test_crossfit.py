@@ -297,6 +297,9 @@ def test_contrasts_are_those_of_repeated_subjects_at_their_own_levels(marts: Con
     for row in rows:
         pair = (row["method_a"], row["method_b"])
         point, aggregation = row["operating_point"], row["aggregation_id"]
+        if point.startswith(("crc", "rcps")):
+            assert row["estimate"] is None  # nothing conformal is claimed
+            continue
         drawn: list[float] = []
         for taken in twin.taken:
             values: list[float] = []

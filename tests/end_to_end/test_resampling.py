@@ -356,7 +356,8 @@ def dice_at(twin: Twin, method: str, point: str, budget: float, aggregation: str
 def value_of(twin: Twin, method: str, row: dict[str, Any], replicate: int) -> float:
     metric, aggregation = row["metric_id"], row["aggregation_id"]
     if metric == "dice":
-        return dice_at(twin, method, row["operating_point"], row["budget_cm3"], aggregation, replicate)
+        budget = row["budget_cm3"] or twin.protocol.parameters.reference_budget_cm3  # a rule that uses none reads none
+        return dice_at(twin, method, row["operating_point"], budget, aggregation, replicate)
     if metric == "lesion_sensitivity":
         what = ("plain", "conn6_floor", "iou_10")
         return twin.sensitivity(method, SETTING, ("validation", row["budget_cm3"]), what, aggregation, replicate)
@@ -371,8 +372,11 @@ def test_contrasts_are_those_of_the_repeated_subjects(
         return value_of(twin, method, dict(key), replicate)
 
     seen: set[Key] = set()
-    rows = resampled(phantom_marts, few, "contrast_estimate").to_dicts()
-    for row in rows[::7]:  # enough to meet each kind
+    kind = ["metric_id", "operating_point", "aggregation_id"]
+    every = resampled(phantom_marts, few, "contrast_estimate").with_row_index()
+    first = every.filter(pl.col("estimate").is_not_null()).unique(kind, keep="first").get_column("index")
+    rows = every.filter((pl.col("index") % 19 == 0) | pl.col("index").is_in(first.implode()))
+    for row in rows.to_dicts():
         names = ("metric_id", "operating_point", "budget_cm3", "aggregation_id")
         key = tuple((name, row[name]) for name in names)
         drawn = np.array(
@@ -389,7 +393,11 @@ def test_contrasts_are_those_of_the_repeated_subjects(
         sides = min(int((kept <= 1e-13).sum()), int((kept >= -1e-13).sum()))
         assert row["p_value"] == pytest.approx(min(1, 2 * (1 + sides) / (len(kept) + 1)))
         seen.add((row["metric_id"], row["operating_point"], row["aggregation_id"]))
-    assert len(seen) >= 9 + 3 + 4
+    points = {point for metric, point, _ in seen if metric == "dice"}
+    assert len(seen) == 3 * len(points) + 3 + 6
+    conformal = {rule.id for rule in few.threshold_rules if rule.alpha}
+    assert points - conformal == {"validation", "test_matched", "equal_burden", "fixed_50", "subject_optimum"}
+    assert points & conformal
 
 
 def test_contrast_intervals_are_those_of_scipy(phantom_marts: duckdb.DuckDBPyConnection, few: Protocol) -> None:
@@ -431,14 +439,13 @@ def test_pairs_and_families_are_the_declared_ones(phantom_marts: duckdb.DuckDBPy
     families = dict(phantom_marts.sql("select family, contrast_count from contrast_family").fetchall())
     budgets, models = len(twin.protocol.parameters.budgets_cm3), len(twin.methods)
     pairs = {"methods": models * (models - 1) // 2, "baselines": models * len(twin.baselines)}
+    of_points = {rule.id: budgets if rule.uses_budget else 1 for rule in twin.protocol.threshold_rules}
+    of_points["equal_burden"] = budgets
     expected = {
-        f"{metric} {point} {aggregation} {kind}": count * budgets
+        f"{metric} {point} {aggregation} {kind}": count * of_points[point]
         for kind, count in pairs.items()
         for aggregation in ("mean", "median", "pooled")
-        for metric, point in (
-            *(("dice", point) for point in ("validation", "test_matched", "equal_burden")),
-            ("lesion_sensitivity", "validation"),
-        )
+        for metric, point in (*(("dice", point) for point in of_points), ("lesion_sensitivity", "validation"))
     }
     for kind, count in pairs.items():
         expected |= {f"voxel_metrics mean_and_median {kind}": 4 * count, f"voxel_metrics pooled {kind}": 2 * count}
