@@ -207,9 +207,9 @@ def segment_ceiling(protocol: Protocol, inputs: Inputs) -> pl.DataFrame:
     voxel_mm3 = voxel_volume(inputs["cohort_subject"])
     points = inputs["point"].partition_by("method_id", as_dict=True)
     methods = inputs["entry"].get_column("method_id").to_list()
-    curves, choices = (by_entry(inputs[name], len(methods)) for name in ("region", "component"))
-    for method, curve, components in zip(methods, curves, choices, strict=True):
-        regions = Segments.of(curve)
+    curves, choices = inputs["region"], by_entry(inputs["component"], len(methods))
+    for place, (method, components) in enumerate(zip(methods, choices, strict=True)):
+        regions = Segments.of(curves.filter(pl.col("entry") == place))  # one method's at a time: a copy of all is large
         for part in points[(method,)].partition_by("budget_cm3") if (method,) in points else ():
             budget = float(part.item(0, "budget_cm3"))
             most = exceeding_voxels(budget, voxel_mm3) - 1
