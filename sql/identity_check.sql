@@ -312,38 +312,42 @@ candidate_variant as (
 -- what is predicted of the lesions' regions, and of the components that hold reference voxels, is what the curve says
 region_total as (
     select
-        method_id, subject_id, level,
-        sum(region_predicted_voxels) as predicted_voxels, sum(overlap_voxels) as true_positive_voxels
+        method_id,
+        sum(region_predicted_voxels + overlap_voxels)::double as voxels,
+        list(distinct subject_id) as subjects
     from region_curve
-    group by all
+    group by method_id
 ),
 component_total as (
-    select method_id, subject_id, level, sum(component_true_positive_voxels * component_count) as true_positive_voxels
+    select
+        method_id,
+        sum(component_true_positive_voxels * component_count)::double as voxels,
+        list(distinct subject_id) as subjects
     from component_overlap
-    group by all
+    group by method_id
 ),
 region_sum as (
     select
         'region_sum' as identity,
         c.method_id as item,
-        sum(coalesce(r.predicted_voxels + r.true_positive_voxels, 0))::double as left_value,
+        any_value(r.voxels) as left_value,
         sum(c.predicted_voxels + c.true_positive_voxels)::double as right_value,
         0 as tolerance
-    from plain_curve as c
-    left join region_total as r using (method_id, subject_id, level)
-    where (c.method_id, c.subject_id) in (select (method_id, subject_id) from region_total)
+    from region_total as r
+    cross join unnest(r.subjects) as s(subject_id)
+    join plain_curve as c on c.method_id = r.method_id and c.subject_id = s.subject_id
     group by c.method_id
 ),
 component_sum as (
     select
         'component_sum' as identity,
         c.method_id as item,
-        sum(coalesce(o.true_positive_voxels, 0))::double as left_value,
+        any_value(o.voxels) as left_value,
         sum(c.true_positive_voxels)::double as right_value,
         0 as tolerance
-    from plain_curve as c
-    left join component_total as o using (method_id, subject_id, level)
-    where (c.method_id, c.subject_id) in (select (method_id, subject_id) from component_total)
+    from component_total as o
+    cross join unnest(o.subjects) as s(subject_id)
+    join plain_curve as c on c.method_id = o.method_id and c.subject_id = s.subject_id
     group by c.method_id
 ),
 every_side as (

@@ -302,23 +302,36 @@ def pooled_slice_auroc(resample: Resample, score: Floats, subject: Integers, is_
     """
     order = np.argsort(score, kind="stable")
     rank = np.unique(score, return_inverse=True)[1].astype(np.int64)
-    by_subject = np.ascontiguousarray(resample.weights.T)
+    by_subject = np.ascontiguousarray(resample.counts.T)
     doubled, positives, negatives = _rank_slices(by_subject, rank[order], subject[order], is_positive[order])
     return divided(doubled, 2 * positives * negatives)
 
 
 @compiled
 def _rank_slices(
-    weights: Floats, rank: Integers, subject: Integers, is_positive: Flags
+    counts: Counts, rank: Integers, subject: Integers, is_positive: Flags
 ) -> tuple[Floats, Floats, Floats]:
     """Add slices by rising score: twice the pairs won, and the positives and negatives of every replicate."""
-    replicates = weights.shape[1]
+    replicates, slices = counts.shape[1], len(rank)
     doubled, positives, below = np.zeros(replicates), np.zeros(replicates), np.zeros(replicates)
     hits, misses = np.zeros(replicates), np.zeros(replicates)
-    for index in range(len(rank)):
+    for index in range(slices):
+        taken = counts[subject[index]]
+        is_first = index == 0 or rank[index - 1] != rank[index]
+        is_last = index + 1 == slices or rank[index + 1] != rank[index]
+        if is_first and is_last:  # no tie, as most often: a fraction of the work
+            if is_positive[index]:
+                for replicate in range(replicates):
+                    doubled[replicate] += 2.0 * taken[replicate] * below[replicate]
+                    positives[replicate] += taken[replicate]
+            else:
+                for replicate in range(replicates):
+                    below[replicate] += taken[replicate]
+            continue
         group = hits if is_positive[index] else misses
-        group += weights[subject[index]]
-        if index + 1 == len(rank) or rank[index + 1] != rank[index]:
+        for replicate in range(replicates):
+            group[replicate] += taken[replicate]
+        if is_last:
             for replicate in range(replicates):
                 doubled[replicate] += hits[replicate] * (2.0 * below[replicate] + misses[replicate])
                 positives[replicate] += hits[replicate]
