@@ -490,8 +490,8 @@ def prune(
     from marts.lake import writing
 
     with writing(lake):
-        dropped, part_count = prune_lake(lake, keep)
-    out.print(f"Dropped {len(dropped)} releases and {part_count} parts that nothing else uses.")
+        dropped, file_count = prune_lake(lake, keep)
+    out.print(f"Dropped {len(dropped)} releases and {file_count} files of parts that nothing else uses.")
 
 
 @app.command()

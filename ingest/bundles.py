@@ -52,7 +52,7 @@ def bundles_of(table: str, parts: Sequence[str]) -> list[Bundle]:
 
 def _group(part: str, count: int) -> int:
     """The bundle of a part: by its subject, so that all methods' maps of one lie in one bundle."""
-    subject = PurePosixPath(part).name.partition("@")[2].split(".")[0]
+    subject = PurePosixPath(part).name.rsplit(".", 2)[0].partition("@")[2]  # METHOD@SUBJECT.FINGERPRINT.parquet
     return int.from_bytes(sha256(subject.encode()).digest()[:8]) % count
 
 

@@ -287,14 +287,14 @@ def connect(lake: Path | str, release_id: str | None = None) -> duckdb.DuckDBPyC
 
 
 def prune(lake: Path, keep: int) -> tuple[list[str], int]:
-    """Drop all but the newest releases and the live one, and every part that no kept release or manifest uses.
+    """Drop all but the newest releases and the live one, and the parts and bundles that only the dropped ones use.
 
     Args:
         lake: The lake's folder; the caller holds its lock.
         keep: How many releases to keep, at least 1.
 
     Returns:
-        Identifiers of the dropped releases and how many parts went with them.
+        Identifiers of the dropped releases and how many files of parts went with them.
     """
     live = live_release(lake)
     kept = {release.release_id for release in releases(lake)[-keep:]} | ({live.release_id} if live else set[str]())

@@ -72,7 +72,7 @@ OWN_LEVEL = f"""
         from own_level as o
         join budget as b using (budget_cm3)
         cross join protocol as p
-        where {REFERENCE_SETTING} and (o.threshold_rule_id = 'validation' or b.position = 0)
+        where {REFERENCE_SETTING} and (b.position = 0 or o.threshold_rule_id <> 'subject_optimum')  -- it has no budget
     )"""
 
 

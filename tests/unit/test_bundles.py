@@ -46,6 +46,11 @@ def test_a_new_subject_makes_one_new_bundle_and_a_new_stamp_one_for_each_it_touc
     assert len({bundle.path for bundle in bundles_of(TABLE.name, again)} - before) == 1
 
 
+def test_subjects_whose_names_hold_dots_are_told_apart() -> None:
+    parts = [Part(TABLE.name, owner("m", f"site.a-{n:03d}.v1"), "0" * 24).relative_path for n in range(4 * FEWEST)]
+    assert len(bundles_of(TABLE.name, parts)) == 4
+
+
 def test_the_order_of_parts_makes_no_difference() -> None:
     parts = paths(2, 64)
     assert bundles_of(TABLE.name, parts) == bundles_of(TABLE.name, parts[::-1])
