@@ -84,7 +84,7 @@ identity_2 as (
 -- predicted voxels are true and false positives: the histogram's voxels above zero are those predicted at level 0
 histogram_total as (
     select
-        method_id, reference_id, support_id,
+        method_id, split, reference_id, support_id,
         sum(positive_voxels + negative_voxels) as predicted_voxels, sum(positive_voxels) as true_positive_voxels
     from pooled_histogram
     where bin > 0
@@ -93,13 +93,13 @@ histogram_total as (
 predicted as (
     select
         'true_and_false_positives' as identity,
-        format('{} {} {}', c.method_id, c.reference_id, c.support_id) as item,
+        format('{} {} {} {}', c.method_id, c.split, c.reference_id, c.support_id) as item,
         (c.predicted_voxels_total + c.true_positive_voxels_total)::double as left_value,
         coalesce(h.predicted_voxels + h.true_positive_voxels, 0)::double as right_value,
         0 as tolerance
     from cohort_curve as c
-    left join histogram_total as h using (method_id, reference_id, support_id)
-    where c.split = 'test' and c.level = 0 and c.voxel_volume_id = 'true' and c.postprocess_id = 'plain'
+    left join histogram_total as h using (method_id, split, reference_id, support_id)
+    where c.level = 0 and c.voxel_volume_id = 'true' and c.postprocess_id = 'plain'
 ),
 -- the support's voxels are the brain's
 counted as (

@@ -9,6 +9,7 @@ with ranked as (
         sum(negative_voxels) over from_above as negative_above,
         sum(negative_voxels) over (partition by method_id, reference_id, support_id) as negative_total
     from pooled_histogram
+    where split = 'test'
     window from_above as (partition by method_id, reference_id, support_id order by bin desc rows unbounded preceding)
 ),
 subjects as (
